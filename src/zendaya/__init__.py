@@ -1,0 +1,47 @@
+"""Streaming decoders with a closed-form latency dial: models that write text while their source is still arriving."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zendaya.errors import ZendayaError as ZendayaError
+    from zendaya.model import Model as Model
+    from zendaya.model import ModelConfig as ModelConfig
+    from zendaya.records import Event as Event
+    from zendaya.schedule import Custom as Custom
+    from zendaya.schedule import Full as Full
+    from zendaya.schedule import PowerLaw as PowerLaw
+    from zendaya.schedule import Schedule as Schedule
+    from zendaya.schedule import WaitK as WaitK
+    from zendaya.stream import Session as Session
+    from zendaya.text import Tokenizer as Tokenizer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Custom": "schedule",
+    "Event": "records",
+    "Full": "schedule",
+    "Model": "model",
+    "ModelConfig": "model",
+    "PowerLaw": "schedule",
+    "Schedule": "schedule",
+    "Session": "stream",
+    "Tokenizer": "text",
+    "WaitK": "schedule",
+    "ZendayaError": "errors",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used, so that `zendaya.schedule` costs no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zendaya' has no attribute {name!r}")
+    return getattr(import_module(f"zendaya.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,28 @@
+"""The exception tree: a user's mistake is a ZendayaError, printed by the command line in one line."""
+
+
+class ZendayaError(Exception):
+    """Something the user can put right; its text says what is wrong, what was expected, what was got and what to do."""
+
+
+class ScheduleError(ZendayaError, ValueError):
+    """A schedule that cannot be: a negative dial, a decreasing sequence, a source of no tokens."""
+
+
+class ConfigError(ZendayaError, ValueError):
+    """A configuration record whose fields do not fit together."""
+
+
+class SourceError(ZendayaError, ValueError):
+    """Source tokens of the wrong shape or number, or a read of tokens that have not arrived."""
+
+
+class CheckpointError(ZendayaError, ValueError):
+    """A checkpoint that is missing, damaged, not safetensors, or not what its config says."""
+
+
+class MissingExtraError(ZendayaError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install 'zendaya[{extra}]'")

@@ -1,0 +1,1 @@
+"""Numbers from traces: quality, latency, significance. No torch."""

@@ -1,0 +1,97 @@
+"""Latency of a decode from its delays: `delays[i−1]` is how much source had been read when target token i was written.
+
+On the decode-step clock the delays are the horizons, g(i) = Ω_i. Definitions follow SimulEval's scorers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zendaya.errors import ZendayaError
+from zendaya.schedule import Schedule, WaitK
+
+Delays = Sequence[float] | npt.NDArray[Any]
+
+
+def _checked(delays: Delays, source: float, target: float) -> npt.NDArray[np.float64]:
+    array = np.asarray(delays, np.float64)
+    if array.ndim != 1 or array.size == 0 or not np.all(np.isfinite(array)):
+        raise ZendayaError(f"delays must be a list of finite numbers, one a target token: got {delays!r}")
+    if not (source > 0 and target > 0):
+        raise ZendayaError(f"source and target lengths must be above 0: got source={source}, target={target}")
+    return array
+
+
+def _lagging(delays: npt.NDArray[np.float64], source: float, per_step: float) -> float:
+    """Mean of d_i − (i−1)·per_step up to the first step that has read the whole source."""
+    if delays[0] > source:
+        return float(delays[0])
+    complete = np.nonzero(delays >= source)[0]
+    tau = int(complete[0]) + 1 if complete.size else delays.size
+    return float(np.mean(delays[:tau] - np.arange(tau) * per_step))
+
+
+def average_lagging(delays: Delays, *, source: float, target: float) -> float:
+    """AL = (1/τ) Σ_{i≤τ} d_i − (i−1)·F/N, τ the first step with d_i ≥ F (Ma et al. 2019).
+
+    >>> average_lagging([1, 2, 3], source=3, target=3)
+    1.0
+    """
+    return _lagging(_checked(delays, source, target), source, source / target)
+
+
+def length_adaptive_average_lagging(delays: Delays, *, source: float, target: float) -> float:
+    """LAAL: AL paced by the longer of hypothesis and reference, so that writing too much earns nothing (Papi et al. 2022).
+
+    >>> length_adaptive_average_lagging([1, 2, 3, 3], source=3, target=2)
+    1.25
+    """
+    array = _checked(delays, source, target)
+    return _lagging(array, source, source / max(array.size, target))
+
+
+def average_proportion(delays: Delays, *, source: float, target: float) -> float:
+    """AP = (1/(F·N)) Σ d_i (Cho and Esipova 2016).
+
+    >>> average_proportion([1, 2, 3], source=3, target=3)
+    0.6666666666666666
+    """
+    return float(np.sum(_checked(delays, source, target)) / (source * target))
+
+
+def differentiable_average_lagging(delays: Delays, *, source: float, target: float) -> float:
+    """DAL = (1/N) Σ d'_i − (i−1)·F/N with d'_i = max(d_i, d'_{i−1} + F/N), N the number written (Arivazhagan et al. 2019).
+
+    `target` is taken for a signature like its siblings'; like SimulEval's, the score paces by the number of delays.
+
+    >>> differentiable_average_lagging([3, 3, 3], source=3, target=3)
+    3.0
+    """
+    array = _checked(delays, source, target)
+    pace = source / array.size
+    steps = np.arange(array.size)
+    # d'_i − (i−1)·pace is the running maximum of d_i − (i−1)·pace.
+    return float(np.mean(np.maximum.accumulate(array - steps * pace)))
+
+
+def schedule_lag(schedule: Schedule, *, source: int, steps: int) -> float:
+    """AL of a schedule on the decode-step clock, g(i) = Ω_i."""
+    return average_lagging(schedule.horizons(source, steps), source=source, target=steps)
+
+
+def wait_k_at_lag(lag: float, *, source: int, steps: int) -> WaitK:
+    """The wait-k of catch-up stride F/N whose AL comes nearest to `lag`: AL grows with k, so bisection finds it."""
+    stride = source / steps
+    low, high = 1, source
+    while low < high:
+        middle = (low + high) // 2
+        if schedule_lag(WaitK(middle, stride), source=source, steps=steps) < lag:
+            low = middle + 1
+        else:
+            high = middle
+    candidates = [WaitK(k, stride) for k in (low - 1, low) if k >= 1]
+    return min(candidates, key=lambda schedule: abs(schedule_lag(schedule, source=source, steps=steps) - lag))

@@ -1,0 +1,465 @@
+"""The model: decoder, length head, tokenizer and config in one, saved and loaded.
+
+Shape suffixes as in decoder.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from huggingface_hub import ModelHubMixin, hf_hub_download
+from torch import Tensor, nn
+
+from zendaya.decoder import Decoder, DecoderConfig, History
+from zendaya.errors import CheckpointError, ConfigError, SourceError
+from zendaya.length import FixLength, InfLength, pool
+from zendaya.schedule import Schedule
+from zendaya.text import Framing, Tokenizer
+
+if TYPE_CHECKING:
+    from zendaya.stream import Session
+
+WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "README.md"
+FORMAT = 1
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything about a model but its weights and its tokenizer."""
+
+    decoder: DecoderConfig
+    window: int
+    """W: source tokens of a window, the live scale of the schedule."""
+    max_steps: int
+    """N_max: the longest decode of a window, its end included."""
+    length: Literal["none", "fix", "inf"] = "inf"
+    length_hidden: int = 256
+    history: bool = True
+    """Whether a window is decoded after the text of the one before it (prefix forcing, Sec. 3.1)."""
+    framing: Framing = dataclasses.field(default_factory=Framing)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= self.decoder.max_source:
+            raise ConfigError(
+                f"model config: window must lie in 1 … {self.decoder.max_source}, the decoder's max_source: got {self.window}"
+            )
+        rows = len(self.framing.prompt) + self.max_steps - 1 + (1 + self.max_steps if self.history else 0)
+        if self.max_steps < 1 or rows > self.decoder.max_rows:
+            raise ConfigError(f"model config: max_steps={self.max_steps} needs {rows} text rows: the decoder has {self.decoder.max_rows}")
+        if self.length not in ("none", "fix", "inf") or self.length_hidden < 1:
+            raise ConfigError(f"model config: length must be 'none', 'fix' or 'inf': got {self.length!r} (hidden {self.length_hidden})")
+        frame = self.framing
+        ids = (*frame.prompt, frame.end, frame.previous, *frame.suppress, *frame.suppress_first)
+        if min(ids) < 0 or max(ids) >= self.decoder.vocab_size:
+            raise ConfigError(f"model config: a framing id lies outside the vocabulary of {self.decoder.vocab_size}: got {ids}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = CONFIG) -> ModelConfig:
+        """The config a dict describes; an unknown, missing or ill-typed field is a ConfigError."""
+        try:
+            fields = dict(data)
+            fields["decoder"] = DecoderConfig(**fields["decoder"])
+            fields["framing"] = Framing(**fields.get("framing", {}))
+            return cls(**fields)
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"{where}: not a model config of this version: {error}") from None
+
+
+@dataclass
+class Batch:
+    """Clips padded together for a teacher-forced pass; a clip's own rows never depend on its neighbours or on the padding."""
+
+    ids_BN: Tensor
+    targets_BN: Tensor
+    """What each step should write, −100 past a clip's end."""
+    horizons_BN: Tensor
+    source_BFE: Tensor
+    source_lengths_B: Tensor
+    history: History | None = None
+
+
+AnyModel = TypeVar("AnyModel", bound="Model")
+
+
+class Model(
+    nn.Module,
+    ModelHubMixin,
+    library_name="zendaya",
+    license="apache-2.0",
+    tags=["streaming", "simultaneous-translation", "captioning", "speech-recognition"],
+):
+    """A streaming decoder: writes text while its source is still arriving.
+
+    >>> from zendaya import PowerLaw
+    >>> model = Model.from_preset("tiny", seed=0)
+    >>> session = model.open(PowerLaw(0.5))
+    >>> events = list(session.push(torch.zeros(12, 16)))
+    >>> [event.horizon for event in events[:5]]
+    [5, 7, 8, 10, 11]
+    """
+
+    config: ModelConfig
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__()
+        if tokenizer is not None and tokenizer.vocab_size > config.decoder.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.vocab_size} ids, more than the decoder's vocabulary of {config.decoder.vocab_size}"
+            )
+        self.config, self.tokenizer = config, tokenizer
+        self.decoder = Decoder(config.decoder)
+        self.length: FixLength | InfLength | None = None
+        if config.length == "fix":
+            self.length = FixLength(config.decoder.source_dim, config.length_hidden, config.max_steps)
+        elif config.length == "inf":
+            self.length = InfLength(config.decoder.source_dim, config.decoder.dim, config.length_hidden, config.max_steps)
+
+    @classmethod
+    def from_preset(cls: type[AnyModel], name: str, *, tokenizer: Tokenizer | None = None, seed: int = 0, **changes: Any) -> AnyModel:
+        """A new model of a preset's shape, its weights drawn from `seed`; `changes` replace config fields."""
+        config = dataclasses.replace(preset(name), **changes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(config, tokenizer).eval()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    # Teacher-forced.
+
+    def batch(
+        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule, *,
+        scale: int | None = None, histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
+    ) -> Batch:  # fmt: skip
+        """Pad clips together: `targets` are ids without the end, which is added; `histories` are (source, ids) of the window before.
+
+        `scale` is the schedule's source length: None takes each clip's own (the paper's protocol, `segment`), a number the
+        window width W (strictly causal, `window`), where a step reads min(Ω, F).
+        """
+        frame, prompt = self.config.framing, list(self.config.framing.prompt)
+        texts = [[*target, frame.end] for target in targets]
+        lengths = [source.shape[0] for source in sources]
+        if not texts or len(texts) != len(lengths) or min(lengths) < 1:
+            raise SourceError(
+                f"a batch needs as many sources as targets, none of them empty: got {lengths} source tokens, {len(texts)} targets"
+            )
+        steps = [len(text) for text in texts]
+        horizons = torch.from_numpy(schedule.horizons(lengths if scale is None else [scale] * len(steps), steps))
+        horizons_BN = torch.minimum(horizons, torch.tensor(lengths)[:, None])
+        prompt_horizons = horizons_BN[:, :1].expand(-1, len(prompt) - 1)  # prompt rows read no more than step 1
+        device = self.decoder.tokens.weight.device
+        return Batch(
+            ids_BN=_pad([torch.tensor(prompt + text[:-1]) for text in texts], 0).to(device),
+            targets_BN=_pad([torch.tensor(text) for text in texts], -100).to(device),
+            horizons_BN=torch.cat([prompt_horizons, horizons_BN], 1).to(device),
+            source_BFE=_pad(list(sources), 0.0).to(device),
+            source_lengths_B=torch.tensor(lengths, device=device),
+            history=None if histories is None else self._history(histories),
+        )
+
+    def _history(self, histories: Sequence[tuple[Tensor, Sequence[int]] | None]) -> History:
+        device = self.decoder.tokens.weight.device
+        present = [h if h is not None else (torch.zeros(0, self.config.decoder.source_dim), ()) for h in histories]
+        rows = [torch.tensor([self.config.framing.previous, *ids]) if source.shape[0] else torch.zeros(0).long() for source, ids in present]
+        return History(
+            ids_BH=_pad(rows, 0).to(device),
+            lengths_B=torch.tensor([row.shape[0] for row in rows], device=device),
+            source_BGE=_pad([source for source, _ in present], 0.0).to(device),
+            source_lengths_B=torch.tensor([source.shape[0] for source, _ in present], device=device),
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B, N, V): row j of a clip predicts its step j + 1."""
+        logits_BNV: Tensor = self.decoder(batch.ids_BN, batch.source_BFE, batch.horizons_BN, history=batch.history)
+        return logits_BNV[:, len(self.config.framing.prompt) - 1 :]
+
+    # Length.
+
+    def length_logits(self, source_BTE: Tensor, lengths_B: Tensor, history: History | None = None) -> Tensor:
+        """Length logits from the first `lengths` source tokens: all of them for fix, the buffer B for inf (METHOD §3)."""
+        if isinstance(self.length, InfLength):
+            if history is None:
+                history = self._history([None] * source_BTE.shape[0])
+            text_BHD = self.decoder.tokens(history.ids_BH)
+            logits: Tensor = self.length(source_BTE, lengths_B, history.source_BGE, history.source_lengths_B, text_BHD, history.lengths_B)
+        elif isinstance(self.length, FixLength):
+            logits = self.length(pool(source_BTE, lengths_B))
+        else:
+            raise ConfigError("this model has no length head: give the number of steps, or a schedule that needs none")
+        return logits
+
+    def predict_steps(self, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None) -> int:
+        """N̂ of a window of which `window_TE` has arrived; the head reads no more than its first `buffer` tokens."""
+        readable_TE = window_TE[:buffer]
+        past = self._history([history])
+        logits_1C = self.length_logits(readable_TE[None], torch.tensor([readable_TE.shape[0]], device=window_TE.device), past)
+        return int(logits_1C.argmax(-1)) + 1
+
+    # Live.
+
+    def open(self, schedule: Schedule, *, window: int | None = None, steps: int | None = None) -> Session:
+        """A live decode: push source tokens as they arrive, take events as they are decided.
+
+        `window` is W (default: the config's); `steps` fixes N̂ where the model has no length head.
+        """
+        from zendaya.stream import Session  # a convenience that points up: the runtime is built on the model
+
+        return Session(self, schedule, window=window, steps=steps)
+
+    # Saved and loaded.
+
+    def save_pretrained(
+        self, save_directory: str | Path, *, config: Any = None, repo_id: str | None = None, push_to_hub: bool = False,
+        model_card_kwargs: dict[str, Any] | None = None, **push_to_hub_kwargs: Any,
+    ) -> str | None:  # fmt: skip
+        """Write the model to a folder. The weights file holds config, tokenizer and checksum too and is replaced in one rename,
+        so that an interrupted save leaves the old model or the new one; the JSON files beside it are copies to read."""
+        if config is not None:
+            raise ConfigError("a model is saved with its own config: got another one")
+        folder = Path(save_directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._save_pretrained(folder)
+            if not (folder / CARD).exists():
+                _write_atomically(folder / CARD, str(self.generate_model_card(**(model_card_kwargs or {}))).encode())
+        except OSError as error:
+            raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        if push_to_hub:
+            return self.push_to_hub(repo_id or folder.name, model_card_kwargs=model_card_kwargs, **push_to_hub_kwargs)
+        return None
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        metadata = {"format": "pt", "zendaya_format": str(FORMAT), "config": json.dumps(self.config.to_dict())}
+        if self.tokenizer is not None:
+            metadata["tokenizer"] = self.tokenizer.to_json()
+        metadata["sha256"] = _digest(tensors, metadata)
+        _write_atomically(save_directory / WEIGHTS, safetensors.torch.save(tensors, metadata))
+        _write_atomically(save_directory / CONFIG, json.dumps(self.config.to_dict(), indent=2).encode() + b"\n")
+        if self.tokenizer is not None:
+            _write_atomically(save_directory / TOKENIZER, metadata["tokenizer"].encode())
+        else:
+            (save_directory / TOKENIZER).unlink(missing_ok=True)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls: type[AnyModel], pretrained_model_name_or_path: str | Path, *, force_download: bool = False, token: str | bool | None = None,
+        cache_dir: str | Path | None = None, local_files_only: bool = False, revision: str | None = None, map_location: str = "cpu",
+    ) -> AnyModel:  # fmt: skip
+        """The model in a folder, or of a hub id (`user/name`)."""
+        return cls._from_pretrained(
+            model_id=str(pretrained_model_name_or_path), revision=revision, cache_dir=cache_dir, force_download=force_download,
+            local_files_only=local_files_only, token=token, map_location=map_location,
+        )  # fmt: skip
+
+    @classmethod
+    def _from_pretrained(  # type: ignore[override]
+        cls: type[AnyModel], *, model_id: str, revision: str | None, cache_dir: str | Path | None, force_download: bool,
+        local_files_only: bool, token: str | bool | None, map_location: str = "cpu",
+    ) -> AnyModel:  # fmt: skip
+        folder = Path(model_id)
+        if not folder.is_dir():
+            if folder.exists() or folder.suffix in PICKLES or model_id.count("/") != 1 or model_id.startswith(("/", ".", "~")):
+                raise CheckpointError(_not_a_folder(folder))
+            folder = _download(
+                model_id, revision=revision, cache_dir=cache_dir, force_download=force_download,
+                local_files_only=local_files_only, token=token,
+            )  # fmt: skip
+        return cls._load(folder).to(map_location)
+
+    @classmethod
+    def _load(cls: type[AnyModel], folder: Path) -> AnyModel:
+        tensors, metadata = _read_weights(folder)
+        path = folder / WEIGHTS
+        try:
+            config = ModelConfig.from_dict(json.loads(metadata["config"]), str(path))
+        except ConfigError as error:
+            raise CheckpointError(str(error)) from None
+        copies = {CONFIG: config.to_dict(), TOKENIZER: json.loads(metadata["tokenizer"]) if "tokenizer" in metadata else None}
+        for name, inside in copies.items():
+            _check_copy(folder / name, inside)
+        tokenizer = Tokenizer.from_json(metadata["tokenizer"], str(path)) if "tokenizer" in metadata else None
+        with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced: leave the caller's generator alone
+            model = cls(config, tokenizer).eval()
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for name in sorted(expected.keys() | got.keys()):
+            if expected.get(name) != got.get(name):
+                raise CheckpointError(f"{path}: does not fit its config: {name} should be {expected.get(name)}: got {got.get(name)}")
+        model.load_state_dict(tensors, assign=True)
+        return model
+
+
+def _pad(rows: list[Tensor], value: float) -> Tensor:
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 over every name, type, shape and byte of the weights, and the metadata beside them."""
+    digest = hashlib.sha256()
+    for key in sorted(metadata.keys() - {"sha256"}):
+        digest.update(f"{key}\0{metadata[key]}\0".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a folder's weights file, its checksum verified."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+        if pickles:
+            raise CheckpointError(
+                f"{folder}: holds a pickle ({pickles[0]}), which can run code when read; only {WEIGHTS} is read: convert it"
+            )
+        raise CheckpointError(f"{folder}: not a checkpoint: expected {WEIGHTS} in it")
+    try:
+        data = path.read_bytes()
+        if data[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+            raise CheckpointError(f"{path}: is a pickle under another name, which can run code when read: save it as safetensors")
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        tensors = safetensors.torch.load(data)
+    except (safetensors.SafetensorError, OSError, ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file ({error}): it is damaged or cut short; fetch or save it again"
+        ) from None
+    if metadata.get("zendaya_format") != str(FORMAT) or "config" not in metadata or "sha256" not in metadata:
+        raise CheckpointError(
+            f"{path}: expected a checkpoint of this library, format {FORMAT}: got {metadata.get('zendaya_format', 'another file')}"
+        )
+    if _digest(tensors, metadata) != metadata["sha256"]:
+        raise CheckpointError(
+            f"{path}: checksum does not match: the file was damaged or changed after it was saved; fetch or save it again"
+        )
+    return tensors, metadata
+
+
+def _check_copy(path: Path, inside: Any) -> None:
+    """A readable copy beside the weights, if it is there, says what the weights file says."""
+    if not path.is_file():
+        return
+    try:
+        copy = json.loads(path.read_bytes())
+    except ValueError:
+        raise CheckpointError(
+            f"{path}: not JSON: it is damaged; save the model again, or delete this copy of what {WEIGHTS} holds"
+        ) from None
+    if copy != inside:
+        raise CheckpointError(
+            f"{path}: does not match {WEIGHTS} beside it: two checkpoints were mixed, or it was edited; save the model again"
+        )
+
+
+def _not_a_folder(path: Path) -> str:
+    if path.suffix in PICKLES:
+        return f"{path}: a pickle can run code when read; expected a folder with {WEIGHTS}: convert it"
+    if path.exists():
+        return f"{path}: expected a checkpoint folder with {WEIGHTS} in it: got a file"
+    return f"{path}: no such folder; expected a checkpoint folder or a hub id (user/name)"
+
+
+def _download(model_id: str, **options: Any) -> Path:
+    """The folder of a hub id's files in the local cache, the weights first."""
+    try:
+        weights = Path(hf_hub_download(model_id, WEIGHTS, **options))
+        for name in (CONFIG, TOKENIZER):
+            with contextlib.suppress(FileNotFoundError):  # a copy that is not there is not needed
+                hf_hub_download(model_id, name, **options)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{model_id}: no such folder here, and not fetched from the hub: {first}") from None
+    return weights.parent
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Write beside, flush to disk, rename over, flush the folder: the old file or the new one, never half of either."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _paper(source_dim: int, window: int, max_steps: int) -> ModelConfig:
+    """The paper's shape (Sec. 5.1, Table 1): ≈29 M parameters, 8k BPE."""
+    rows = 2 * max_steps + 1
+    decoder = DecoderConfig(vocab_size=8000, source_dim=source_dim, max_source=window, max_rows=rows)
+    return ModelConfig(decoder=decoder, window=window, max_steps=max_steps)
+
+
+def _small(dim: int, layers: int, heads: int, vocab_size: int, source_dim: int, window: int, max_steps: int) -> ModelConfig:
+    """A shape for CPU: pre-norm, feed-forward of twice the width."""
+    decoder = DecoderConfig(
+        vocab_size=vocab_size, source_dim=source_dim, max_source=window, max_rows=2 * max_steps + 1, dim=dim, layers=layers,
+        heads=heads, head_dim=dim // heads, ffn_dim=2 * dim, norm="pre",
+    )  # fmt: skip
+    return ModelConfig(decoder=decoder, window=window, max_steps=max_steps, length_hidden=dim)
+
+
+def _whisper(dim: int, layers: int, heads: int) -> ModelConfig:
+    """English-only Whisper's decoder: no length head and no history until it is trained for them."""
+    framing = Framing(prompt=(50257, 50362), end=50256, previous=50360, suppress=(50257, 50360, 50362), suppress_first=(220, 50256))
+    decoder = DecoderConfig.whisper(dim=dim, layers=layers, heads=heads, vocab_size=51864)
+    return ModelConfig(decoder=decoder, window=1500, max_steps=224, length="none", history=False, framing=framing)
+
+
+_PRESETS = {
+    "charades-sta": lambda: _paper(512, 55, 20),
+    "activitynet": lambda: _paper(500, 135, 40),
+    "libriheavy": lambda: _paper(512, 100, 165),
+    "tiny": lambda: _small(64, 2, 2, vocab_size=512, source_dim=16, window=24, max_steps=32),
+    "small": lambda: _small(256, 4, 4, vocab_size=4000, source_dim=512, window=100, max_steps=100),
+    "whisper-tiny.en": lambda: _whisper(384, 4, 6),
+}
+
+
+def presets() -> Iterator[str]:
+    """Names of the shapes the library knows."""
+    return iter(_PRESETS)
+
+
+def preset(name: str) -> ModelConfig:
+    """A named shape: the paper's three corpora, small ones for CPU, Whisper's decoder."""
+    if name not in _PRESETS:
+        raise ConfigError(f"no preset {name!r}; expected one of {', '.join(_PRESETS)}")
+    return _PRESETS[name]()

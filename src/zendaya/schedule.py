@@ -1,0 +1,343 @@
+"""Schedules: how many source tokens each decode step may read, exactly.
+
+A schedule is any rule, fixed before decoding begins, that gives a non-decreasing integer horizon Ω_i for each step i
+(Theorem 1 asks for nothing else). Symbols: F source tokens (`source`), N̂ predicted steps (`steps`), i the step from 1.
+Every part of the library (training mask, offline decode, live runtime, latency metrics) takes its horizons from here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from zendaya.errors import ScheduleError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+Ints = int | Sequence[int] | npt.NDArray[np.integer[Any]]
+Rounding = Literal["ceil", "floor"]
+
+MAX_COUNT = 2**53
+"""Largest F, N or i taken: the largest range in which float64 holds every integer, which the fast path relies on."""
+
+
+def _counts(value: Ints, name: str) -> IntArray:
+    """An int64 array of whole numbers ≥ 1, or a ScheduleError that names the argument."""
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and np.all(np.isfinite(array)) and np.all(array == np.floor(array)):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu" or array.size == 0:
+        raise ScheduleError(f"{name} must be whole numbers, at least 1: got {value!r}")
+    if array.min() < 1 or array.max() >= MAX_COUNT:
+        bad = array.min() if array.min() < 1 else array.max()
+        raise ScheduleError(f"{name} must be at least 1 and below 2**53: got {bad}")
+    return array.astype(np.int64)
+
+
+def _decimal_fraction(value: float | Fraction | int) -> Fraction:
+    """The number a user means by a float: the shortest decimal that prints it, so that 0.6 is 3/5 and not its binary neighbour."""
+    return value if isinstance(value, Fraction) else Fraction(repr(float(value)) if isinstance(value, float) else int(value))
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A rule `(step, source, steps) -> horizon`, fixed before decoding begins and non-decreasing in the step."""
+
+    @abstractmethod
+    def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
+        """Ω at `step` (from 1) of a decode of predicted length `steps` over `source` tokens; the three broadcast."""
+
+    @overload
+    def horizons(self, source: int, steps: int, *, num_steps: int | None = None) -> IntArray: ...
+    @overload
+    def horizons(self, source: Ints, steps: Ints, *, num_steps: int | None = None) -> IntArray: ...
+    def horizons(self, source: Ints, steps: Ints, *, num_steps: int | None = None) -> IntArray:
+        """Ω_1 … Ω_n, n = `num_steps` (default: the longest of `steps`); a batch of (F, N) pairs gives one row a pair.
+
+        >>> PowerLaw(1).horizons(source=5, steps=3)
+        array([2, 4, 5])
+        >>> PowerLaw(1).horizons(source=[5, 4], steps=[3, 2])
+        array([[2, 4, 5],
+               [2, 4, 4]])
+        """
+        source_array, steps_array = np.broadcast_arrays(_counts(source, "source"), _counts(steps, "steps"))
+        count = int(steps_array.max()) if num_steps is None else num_steps
+        step = np.arange(1, count + 1)
+        if count == 0:
+            return np.zeros((*source_array.shape, 0), np.int64)
+        return self.at(step, source=source_array[..., None], steps=steps_array[..., None])
+
+    @overload
+    def exposure(self, source: int, steps: int) -> float: ...
+    @overload
+    def exposure(self, source: Ints, steps: Ints) -> float | FloatArray: ...
+    def exposure(self, source: Ints, steps: Ints) -> float | FloatArray:
+        """Ē = (1/N̂) Σ Ω_i/F (Eq. 2): the exact mean share of the source visible per step, one division at the end.
+
+        >>> PowerLaw(1).exposure(source=5, steps=3)
+        0.7333333333333333
+        """
+        source_array, steps_array = np.broadcast_arrays(_counts(source, "source"), _counts(steps, "steps"))
+        means = [
+            float(Fraction(sum(self.horizons(f, n).tolist()), f * n))
+            for f, n in zip(source_array.ravel().tolist(), steps_array.ravel().tolist(), strict=True)
+        ]
+        return means[0] if source_array.ndim == 0 else np.array(means).reshape(source_array.shape)
+
+    def buffer(self, window: int, max_steps: int) -> int:
+        """B = Ω_1 at the longest decode allowed (Sec. 3.2): tokens of a window that may be read before N̂ is known; B ≤ Ω_1.
+
+        >>> PowerLaw(0.3).buffer(window=100, max_steps=165)
+        22
+        """
+        return int(self.at(1, source=window, steps=max_steps))
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the horizons depend on the predicted length N̂."""
+        return False
+
+
+@dataclass(frozen=True)
+class PowerLaw(Schedule):
+    """Ω_i = ⌈F · (i/N̂)^γ⌉ (Eq. 1), the ratio clipped to 1 past N̂: the dial, from offline (γ=0) through real time (1) to starved (>1).
+
+    The rounding is that of the real number, for every input: a float64 estimate with an error bound settles nearly all
+    steps, and the few that lie within the bound of an integer are settled by exact arithmetic. A float γ stands for the
+    decimal it prints as (0.3 is 3/10); a Fraction is taken as it is.
+
+    >>> PowerLaw(gamma=2).horizons(source=100, steps=10)        # floats would say 2 at the first step
+    array([  1,   4,   9,  16,  25,  36,  49,  64,  81, 100])
+    """
+
+    gamma: float
+    rounding: Rounding = "ceil"
+
+    def __post_init__(self) -> None:
+        gamma: object = self.gamma
+        if isinstance(gamma, bool) or not isinstance(gamma, int | float | Fraction | np.floating | np.integer):
+            raise ScheduleError(f"gamma must be a number: got {gamma!r}")
+        if not 0 <= gamma < math.inf:
+            raise ScheduleError(f"gamma must be finite and at least 0 (0 is offline, 1 real time): got {gamma}")
+        if not isinstance(gamma, Fraction):
+            object.__setattr__(self, "gamma", float(gamma))
+        if self.rounding not in ("ceil", "floor"):
+            raise ScheduleError(f"rounding must be 'ceil' or 'floor': got {self.rounding!r}")
+
+    def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
+        step_array, source_array, steps_array = np.broadcast_arrays(
+            _counts(step, "step"), _counts(source, "source"), _counts(steps, "steps")
+        )
+        shape = step_array.shape
+        source_array, steps_array = np.atleast_1d(source_array, steps_array)
+        step_array = np.minimum(np.atleast_1d(step_array), steps_array)
+        # log near 0 and log1p near 1 keep the logarithm accurate to the last place for every ratio; the two bounds keep
+        # a huge gamma finite: exp(-1e6) is 0 all the same.
+        rest = (steps_array - step_array) / steps_array
+        log_ratio = np.where(rest < 0.5, np.log1p(-np.minimum(rest, 0.5)), np.log(step_array / steps_array))
+        log_share = np.maximum(min(float(self.gamma), 1e22) * log_ratio, -1e6)
+        estimate = source_array * np.exp(log_share)
+        # log, product, exp and the final product are each within a few units in the last place, and what the exponent
+        # is off by is magnified by its size: eight units for each is a generous bound.
+        margin = estimate * (1.0 - log_share) * 2.0**-49
+        low, high = estimate - margin, estimate + margin
+        if self.rounding == "ceil":
+            horizons = np.clip(np.ceil(low), 1, source_array).astype(np.int64)
+            settled = horizons == np.clip(np.ceil(high), 1, source_array)
+        else:
+            # F·r^γ < F for every r < 1 and γ > 0, however close its float comes.
+            whole = (step_array == steps_array) | (self.gamma == 0)
+            top = np.where(whole, source_array, source_array - 1)
+            horizons = np.where(whole, source_array, np.clip(np.floor(low), 0, top)).astype(np.int64)
+            settled = whole | (horizons == np.clip(np.floor(high), 0, top))
+        exponent = _decimal_fraction(self.gamma)
+        for index in zip(*np.nonzero(~settled), strict=True):
+            ratio = Fraction(int(step_array[index]), int(steps_array[index]))
+            horizons[index] = _round_exactly(int(source_array[index]), ratio, exponent, self.rounding, round(estimate[index]))
+        return horizons.reshape(shape)
+
+    @property
+    def exposure_limit(self) -> float:
+        """lim Ē = 1/(1+γ) (Eq. 3): the exposure of a long source read over many steps."""
+        return 1.0 / (1.0 + float(self.gamma))
+
+    @property
+    def needs_length(self) -> bool:
+        return self.gamma > 0
+
+    @classmethod
+    def for_budget(cls, first: int, source: int, steps: int, rounding: Rounding = "ceil") -> PowerLaw:
+        """γ* = ln(F/B)/ln N̂ (Eq. 4): the dial at which the first step reads about `first` source tokens.
+
+        >>> round(PowerLaw.for_budget(first=10, source=100, steps=165).gamma, 3)
+        0.451
+        """
+        first, source, steps = (int(_counts(v, n)) for v, n in ((first, "first"), (source, "source"), (steps, "steps")))
+        if first > source:
+            raise ScheduleError(f"the first-token budget cannot exceed the source of {source} tokens: got {first}")
+        if steps == 1:
+            if first == source:
+                return cls(0.0, rounding)
+            raise ScheduleError("a decode of one step reads the whole source at any gamma: a budget needs steps of at least 2")
+        return cls(math.log(source / first) / math.log(steps), rounding)
+
+    def __str__(self) -> str:
+        return f"gamma={self.gamma}" + ("" if self.rounding == "ceil" else ",floor")
+
+
+def _round_exactly(source: int, ratio: Fraction, exponent: Fraction, rounding: Rounding, nearest: int) -> int:
+    """⌈F · ratio^γ⌉ (or ⌊·⌋) near the integer `nearest`: equality is decided algebraically, the rest by decimals of growing precision."""
+    round_to = math.ceil if rounding == "ceil" else math.floor
+    digits = 40
+    while not _equals_power(Fraction(nearest, source), ratio, exponent):
+        with localcontext() as context:
+            context.prec = digits
+            gamma = Decimal(exponent.numerator) / Decimal(exponent.denominator)
+            log_step, log_steps = Decimal(ratio.numerator).ln(), Decimal(ratio.denominator).ln()
+            value = source * (gamma * (log_step - log_steps)).exp()
+            # Each operation is right to half a unit in the last digit; what the logarithms lose, gamma magnifies.
+            slack = value * (gamma * (log_step + log_steps) + 10) * Decimal(10) ** (4 - digits)
+            low, high, nearest = round_to(value - slack), round_to(value + slack), round(value)
+        if low == high:
+            return int(low)
+        digits *= 2
+    return nearest
+
+
+def _equals_power(value: Fraction, base: Fraction, exponent: Fraction) -> bool:
+    """Whether value == base^(p/q) exactly: both sides of a = t^q, c = t^p have whole solutions t (gcd(p, q) = 1)."""
+    p, q = exponent.numerator, exponent.denominator
+    return _same_root(base.numerator, value.numerator, p, q) and _same_root(base.denominator, value.denominator, p, q)
+
+
+def _same_root(a: int, c: int, p: int, q: int) -> bool:
+    """Whether a^p == c^q for whole a, c ≥ 1 and coprime p, q, without forming numbers larger than a and c."""
+    if a == 1 or p == 0:
+        return c == 1
+    if q > a.bit_length() or p > c.bit_length():  # a whole root t ≥ 2 would need a ≥ 2^q and c ≥ 2^p
+        return False
+    root = round(a ** (1.0 / q))
+    return any(t >= 2 and t**q == a and t**p == c for t in (root - 1, root, root + 1))
+
+
+@dataclass(frozen=True)
+class WaitK(Schedule):
+    """g(i) = min(F, k + ⌈s·(i−1)⌉): wait-k with catch-up stride s, the source-to-target ratio ρ of the corpus (STACL's strong form).
+
+    >>> WaitK(k=10, stride=2.75).horizons(source=55, steps=6)
+    array([10, 13, 16, 19, 21, 24])
+    """
+
+    k: int
+    stride: float = 1.0
+
+    def __post_init__(self) -> None:
+        k: object = self.k
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k < MAX_COUNT:
+            raise ScheduleError(f"k must be a whole number, at least 1: got {k!r}")
+        stride: object = self.stride
+        if isinstance(stride, bool) or not isinstance(stride, int | float | Fraction | np.floating | np.integer):
+            raise ScheduleError(f"stride must be a number: got {stride!r}")
+        if not 0 <= stride < math.inf:
+            raise ScheduleError(f"stride must be finite and at least 0: got {stride}")
+        object.__setattr__(self, "k", int(k))
+        if not isinstance(stride, Fraction):
+            object.__setattr__(self, "stride", float(stride))
+
+    def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
+        step_array, source_array, _ = np.broadcast_arrays(_counts(step, "step"), _counts(source, "source"), _counts(steps, "steps"))
+        stride = _decimal_fraction(self.stride)
+        unique, inverse = np.unique(step_array, return_inverse=True)
+        read = np.array([min(MAX_COUNT, self.k + math.ceil(stride * (int(i) - 1))) for i in unique], np.int64)
+        return np.minimum(source_array, read[inverse].reshape(step_array.shape))
+
+    def __str__(self) -> str:
+        return f"wait-k={self.k},stride={self.stride}"
+
+
+@dataclass(frozen=True)
+class Full(Schedule):
+    """g(i) = F: every step reads the whole source, the offline decoder.
+
+    >>> Full().horizons(source=4, steps=3)
+    array([4, 4, 4])
+    """
+
+    def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
+        _, source_array, _ = np.broadcast_arrays(_counts(step, "step"), _counts(source, "source"), _counts(steps, "steps"))
+        return source_array.copy()
+
+    @property
+    def exposure_limit(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    def __str__(self) -> str:
+        return "full"
+
+
+@dataclass(frozen=True)
+class Custom(Schedule):
+    """Any fixed non-decreasing sequence of whole numbers, cut off at F; past its end the last horizon stays.
+
+    >>> Custom([1, 1, 3, 9]).horizons(source=5, steps=6)
+    array([1, 1, 3, 5, 5, 5])
+    """
+
+    sequence: tuple[int, ...]
+
+    def __init__(self, sequence: Sequence[int] | npt.NDArray[np.integer[Any]]) -> None:
+        values = list(sequence)
+        if not values or any(isinstance(v, bool) or not isinstance(v, int | np.integer) for v in values):
+            raise ScheduleError(f"a custom schedule is a list of whole numbers, one a step: got {values!r}")
+        if values[0] < 0 or values[-1] >= MAX_COUNT:
+            raise ScheduleError(f"a custom schedule's horizons must lie in 0 … 2**53: got {values[0] if values[0] < 0 else values[-1]}")
+        for i, (before, after) in enumerate(itertools.pairwise(values), start=2):
+            if after < before:
+                raise ScheduleError(
+                    f"a schedule must not decrease (later steps would inherit what they may not read): step {i} has {after} after {before}"
+                )
+        object.__setattr__(self, "sequence", tuple(int(v) for v in values))
+
+    def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
+        step_array, source_array, _ = np.broadcast_arrays(_counts(step, "step"), _counts(source, "source"), _counts(steps, "steps"))
+        index = np.minimum(step_array, len(self.sequence)) - 1
+        return np.minimum(np.array(self.sequence, np.int64)[index], source_array)
+
+    def __str__(self) -> str:
+        return "custom=" + ",".join(map(str, self.sequence))
+
+
+def parse_schedule(text: str) -> Schedule:
+    """The schedule that its printed form names: `0.3`, `gamma=0.3`, `gamma=1,floor`, `wait-k=10,stride=2.75`, `full`, `custom=1,2,5`.
+
+    >>> parse_schedule("wait-k=10,stride=2.75")
+    WaitK(k=10, stride=2.75)
+    """
+    compact = text.replace(" ", "").lower()
+    try:
+        if compact == "full":
+            return Full()
+        if match := re.fullmatch(r"(?:gamma=)?([^=,]+)(,floor|,ceil)?", compact):
+            return PowerLaw(float(match[1]), "floor" if match[2] == ",floor" else "ceil")
+        if match := re.fullmatch(r"wait-?k=([^=,]+)(?:,stride=([^=,]+))?", compact):
+            return WaitK(int(match[1]), float(match[2] or 1))
+        if match := re.fullmatch(r"custom=([^=]+)", compact):
+            return Custom([int(value) for value in match[1].split(",")])
+    except ScheduleError:
+        raise
+    except ValueError:
+        pass
+    raise ScheduleError(
+        f"not a schedule: {text!r}; expected a number (gamma), gamma=0.3, gamma=0.3,floor, wait-k=10,stride=2.75, full or custom=1,2,5"
+    )

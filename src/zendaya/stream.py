@@ -1,0 +1,160 @@
+"""The live runtime: source tokens go in as they arrive, append-only events come out (Algorithm 2, METHOD §4–5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from zendaya.decoder import Cache
+from zendaya.errors import ConfigError, SourceError
+from zendaya.records import Event
+from zendaya.schedule import Schedule
+
+if TYPE_CHECKING:
+    from zendaya.model import Model
+
+SourceTokens = Tensor | npt.NDArray[np.floating[Any]] | Sequence[Sequence[float]]
+
+
+class Session:
+    """One stream being decoded, window after window; it holds at most two windows of source and one sentence of history.
+
+    A step is decoded once its horizon has arrived; after `finish` it is decoded from what there is. What is written
+    depends on the arrivals alone, not on how they were cut into pushes.
+    """
+
+    def __init__(self, model: Model, schedule: Schedule, *, window: int | None = None, steps: int | None = None) -> None:
+        config = model.config
+        self.model, self.schedule = model, schedule
+        self.window = config.window if window is None else window
+        if not 1 <= self.window <= config.decoder.max_source:
+            raise ConfigError(f"window must lie in 1 … {config.decoder.max_source} source tokens for this model: got {window}")
+        if steps is not None and not 1 <= steps <= config.max_steps:
+            raise ConfigError(f"steps must lie in 1 … {config.max_steps} for this model: got {steps}")
+        if steps is None and model.length is None and schedule.needs_length:
+            raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
+        self._fixed_steps = steps
+        self._tokens_TE = torch.zeros(0, config.decoder.source_dim)
+        self._ended = False
+        self._window_index = 0
+        self._previous: tuple[Tensor, list[int]] | None = None
+        self._cache: Cache = model.decoder.start()
+        self._begin_window()
+
+    def push(self, tokens: SourceTokens) -> Iterator[Event]:
+        """Take source tokens (T, E) that have just arrived; the events they allow are decoded as the iterator is drawn."""
+        if self._ended:
+            raise SourceError("the stream was finished: open a new session for more source")
+        dim = self._tokens_TE.shape[1]
+        arrived_TE = torch.as_tensor(tokens, dtype=torch.float32)
+        if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
+            raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
+        self._tokens_TE = torch.cat([self._tokens_TE, arrived_TE])
+        return self._decode()
+
+    def finish(self) -> Iterator[Event]:
+        """The source has ended: nothing is waited for any more."""
+        self._ended = True
+        return self._decode()
+
+    def _begin_window(self) -> None:
+        self._written = list[int]()
+        self._closed = False
+        self._steps, self._horizons = 0, list[int]()
+        self._add_text = self.model.tokenizer.stream() if self.model.tokenizer is not None else lambda token: f"⟨{token}⟩"
+
+    def _decode(self) -> Iterator[Event]:
+        while True:
+            with torch.inference_mode():
+                event = None if self._closed and not self._next_window() else self._write_step()
+            if event is None:
+                return
+            yield event
+
+    def _has(self, needed: int) -> bool:
+        """Whether that many tokens of the window have arrived, or never will."""
+        return self._ended or self._tokens_TE.shape[0] >= needed
+
+    def _window_tokens(self) -> Tensor:
+        """Tokens of the current window that have arrived: A_k of them."""
+        return self._tokens_TE[: self.window]
+
+    def _write_step(self) -> Event | None:
+        """The next step of the window, or None while it must wait."""
+        arrived = self._window_tokens().shape[0]
+        if arrived == 0 or (not self._horizons and not self._predict()):
+            return None
+        step = len(self._written) + 1
+        horizon = self._horizons[step - 1]
+        if not self._has(horizon):
+            return None
+        effective = min(horizon, arrived)
+        token = self._choose(self._logits(effective), step)
+        self._closed = token == self.model.config.framing.end or step == self.model.config.max_steps
+        self._written.append(token)
+        return Event(
+            window=self._window_index, step=step, token=token, text=self._add_text(token), horizon=horizon,
+            effective_horizon=effective, predicted_steps=self._steps, last=self._closed,
+        )  # fmt: skip
+
+    def _predict(self) -> bool:
+        """Fix the window's schedule: N̂_k from what the length head may read, once that has arrived."""
+        config = self.model.config
+        if self._fixed_steps is not None or self.model.length is None:
+            self._steps = self._fixed_steps or config.max_steps
+        else:
+            # fix pools the whole segment and so waits for it; inf reads the first B tokens, at most what step 1 may.
+            buffer = self.window if config.length == "fix" else self.schedule.buffer(self.window, config.max_steps)
+            if not self._has(buffer):
+                return False
+            self._steps = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
+        self._horizons = self.schedule.horizons(self.window, self._steps, num_steps=config.max_steps).tolist()
+        return True
+
+    def _logits(self, horizon: int) -> Tensor:
+        """Logits of the next step, which reads the window's first `horizon` tokens."""
+        decoder = self.model.decoder
+        if horizon > self._cache.num_source:
+            decoder.read(self._cache, self._tokens_TE[None, self._cache.num_source : horizon])
+        if not self._written:
+            logits_1V = decoder.prefill(self._cache, torch.tensor([self.model.config.framing.prompt]), horizon)
+        else:
+            logits_1V = decoder.step(self._cache, torch.tensor(self._written[-1:]), horizon)
+        if not bool(torch.isfinite(logits_1V).all()):
+            raise SourceError(
+                f"window {self._window_index}: a source token among the first {horizon} is not finite; check what the encoder gives"
+            )
+        return logits_1V[0]
+
+    def _choose(self, logits_V: Tensor, step: int) -> int:
+        """Greedy choice among the tokens that may be written."""
+        framing = self.model.config.framing
+        banned = [*framing.suppress, *framing.suppress_first] if step == 1 else [*framing.suppress]
+        logits_V = logits_V.clone()
+        logits_V[banned] = -torch.inf
+        return int(logits_V.argmax())
+
+    def _next_window(self) -> bool:
+        """Move on once the whole window has arrived; its text becomes history, read from its own source (METHOD §4)."""
+        if not self._has(self.window):
+            return False
+        window_TE = self._window_tokens()
+        decoder, framing = self.model.decoder, self.model.config.framing
+        if self.model.config.history:
+            text = [token for token in self._written if token != framing.end]
+            self._previous = (window_TE, text)
+            decoder.read(self._cache, window_TE[None, self._cache.num_source :])
+            self._cache.forget_text()
+            decoder.prefill(self._cache, torch.tensor([[framing.previous, *text]]), window_TE.shape[0])
+            self._cache.forget_source()
+        else:
+            self._cache = decoder.start()
+        self._tokens_TE = self._tokens_TE[self.window :].clone()
+        self._window_index += 1
+        self._begin_window()
+        return True
