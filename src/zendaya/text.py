@@ -97,15 +97,16 @@ class Tokenizer:
 
     def framing(self) -> Framing:
         """The framing of a tokenizer trained here, or of English-only Whisper's."""
-        if (ids := self._ids(SPECIAL_TOKENS)) is not None:
+        if (ids := self.ids(*SPECIAL_TOKENS)) is not None:
             pad, begin, end, previous = ids
             return Framing(prompt=(begin,), end=end, previous=previous, suppress=(pad, begin, previous))
-        if (ids := self._ids(_WHISPER_TOKENS)) is not None:
+        if (ids := self.ids(*_WHISPER_TOKENS)) is not None:
             start, no_timestamps, end, previous = ids
             return Framing(prompt=(start, no_timestamps), end=end, previous=previous, suppress=(start, no_timestamps, previous))
         raise ConfigError(f"the tokenizer has neither {', '.join(SPECIAL_TOKENS)} nor Whisper's special tokens: say its framing")
 
-    def _ids(self, names: tuple[str, ...]) -> list[int] | None:
+    def ids(self, *names: str) -> list[int] | None:
+        """The ids of special tokens, or None where one is unknown."""
         ids = [self._backend.token_to_id(name) for name in names]
         return [i for i in ids if i is not None] if None not in ids else None
 

@@ -1,0 +1,1 @@
+"""Frozen encoders: raw input to source tokens."""

@@ -1,0 +1,73 @@
+"""Published decoders put into ours: Whisper's weights, one for one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from zendaya.decoder import DecoderConfig
+from zendaya.encoders.whisper import WhisperWeights
+from zendaya.errors import CheckpointError
+from zendaya.model import Model, ModelConfig
+from zendaya.text import Framing, Tokenizer
+
+# Our module names and transformers'. The names of a layer's parts come after these; `weight` and `bias` are the same.
+_LAYER = {
+    "self_attention.query": "self_attn.q_proj",
+    "self_attention.key": "self_attn.k_proj",
+    "self_attention.value": "self_attn.v_proj",
+    "self_attention.out": "self_attn.out_proj",
+    "around_self.norm": "self_attn_layer_norm",
+    "cross_attention.query": "encoder_attn.q_proj",
+    "cross_attention.key": "encoder_attn.k_proj",
+    "cross_attention.value": "encoder_attn.v_proj",
+    "cross_attention.out": "encoder_attn.out_proj",
+    "around_cross.norm": "encoder_attn_layer_norm",
+    "feed_forward.up": "fc1",
+    "feed_forward.down": "fc2",
+    "around_feed_forward.norm": "final_layer_norm",
+}
+
+
+def whisper_decoder(weights: WhisperWeights, *, language: str = "en") -> Model:
+    """Whisper's decoder as a Model: at γ = 0 it is Whisper, and the dial can be turned (it was not trained for that)."""
+    config = weights.config
+    tokenizer = Tokenizer.from_json(weights.tokenizer_json)
+    decoder = DecoderConfig.whisper(
+        dim=config.d_model, layers=config.decoder_layers, heads=config.decoder_attention_heads, vocab_size=config.vocab_size
+    )
+    framing = _framing(tokenizer, weights, language)
+    model = Model(ModelConfig(decoder=decoder, window=1500, max_steps=224, length="none", history=False, framing=framing), tokenizer)
+    model.decoder.load_state_dict(_rename(weights.state, config.decoder_layers))
+    return model.eval()
+
+
+def _rename(state: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    theirs = {
+        "tokens.weight": "embed_tokens.weight",
+        "positions.weight": "embed_positions.weight",
+        "norm.weight": "layer_norm.weight",
+        "norm.bias": "layer_norm.bias",
+    }
+    for index in range(num_layers):
+        for ours, name in _LAYER.items():
+            for part in ("weight", "bias"):
+                if (ours.endswith(".key"), part) != (True, "bias"):
+                    theirs[f"layers.{index}.{ours}.{part}"] = f"layers.{index}.{name}.{part}"
+    decoder = {key.removeprefix("model.decoder."): value for key, value in state.items() if key.startswith("model.decoder.")}
+    if left := decoder.keys() ^ set(theirs.values()):
+        raise CheckpointError(f"not the weights of a Whisper decoder of {num_layers} layers: {sorted(left)[0]} does not fit")
+    return {ours: decoder[name] for ours, name in theirs.items()}
+
+
+def _framing(tokenizer: Tokenizer, weights: WhisperWeights, language: str) -> Framing:
+    framing = tokenizer.framing()
+    prompt = framing.prompt
+    if weights.config.vocab_size >= 51865:  # multilingual: language and task stand between the start and <|notimestamps|>
+        middle = tokenizer.ids(f"<|{language}|>", "<|transcribe|>")
+        if middle is None:
+            raise CheckpointError(f"this Whisper does not know the language {language!r}")
+        prompt = (prompt[0], *middle, prompt[1])
+    suppress = tuple(dict.fromkeys((*framing.suppress, *weights.suppress)))
+    return dataclasses.replace(framing, prompt=prompt, suppress=suppress, suppress_first=weights.suppress_first)
