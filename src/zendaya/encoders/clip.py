@@ -37,7 +37,9 @@ class Clip(FrameEncoder):
         size = self.model.config.image_size
         self.shortest, self.crop = _side(settings.get("size"), "shortest_edge", size), _side(settings.get("crop_size"), "height", size)
         if self.crop != size:
-            raise CheckpointError(f"{name}: its pictures are cropped to {self.crop} but its model expects {size}: the two do not belong together")
+            raise CheckpointError(
+                f"{name}: its pictures are cropped to {self.crop} but its model expects {size}: the two do not belong together"
+            )
         self.mean, self.std = settings.get("image_mean", MEAN), settings.get("image_std", STD)
         super().__init__(f"clip {name} fps={fps:g}", self.model.config.projection_dim, fps)
 

@@ -59,7 +59,8 @@ def read_features(path: str | Path, name: str | None = None, *, dim: int | None 
     good = readable_prefix(array, LARGEST_FEATURE)
     if good < array.shape[0]:
         raise SourceError(
-            f"{where}: row {good} holds a feature that is not finite or beyond ±{LARGEST_FEATURE:g}: make the features again, or leave this clip out"
+            f"{where}: row {good} holds a feature that is not finite or beyond ±{LARGEST_FEATURE:g}: "
+            f"make the features again, or leave this clip out"
         )
     return array.astype(np.float32)
 
@@ -151,11 +152,15 @@ def _follow(node: Any, place: str, part: str, path: Path) -> Any:
     import h5py
 
     if not isinstance(node, h5py.Group) or part not in _names(node):
-        raise SourceError(f"{path}: no {place + '/' + part!r} in it; expected {_some(_names(node)) if isinstance(node, h5py.Group) else 'a group'}")
+        raise SourceError(
+            f"{path}: no {place + '/' + part!r} in it; expected {_some(_names(node)) if isinstance(node, h5py.Group) else 'a group'}"
+        )
     link = node.get(part, getlink=True)
     if not isinstance(link, h5py.HardLink):
         target = getattr(link, "filename", "") or getattr(link, "path", "")
-        raise SourceError(f"{path}: {place + '/' + part!r} is a {type(link).__name__} to {target!r}; links are not followed: store the data itself")
+        raise SourceError(
+            f"{path}: {place + '/' + part!r} is a {type(link).__name__} to {target!r}; links are not followed: store the data itself"
+        )
     return node[part]
 
 
@@ -168,7 +173,9 @@ def _check_dataset(dataset: Any, where: str) -> None:
     properties = dataset.id.get_create_plist()
     filters = {properties.get_filter(index)[0] for index in range(properties.get_nfilters())}
     if filters - _FILTERS:
-        raise SourceError(f"{where}: packed by filter {min(filters - _FILTERS)}, which is not HDF5's own: expected gzip, lzf or none; pack it anew")
+        raise SourceError(
+            f"{where}: packed by filter {min(filters - _FILTERS)}, which is not HDF5's own: expected gzip, lzf or none; pack it anew"
+        )
     if math.prod(dataset.shape) and dataset.id.get_storage_size() == 0:
         raise SourceError(f"{where}: declares shape {dataset.shape} and stores nothing: the file was not written to the end")
 
@@ -195,7 +202,11 @@ def _choose(names: list[str], name: str | None, where: str) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(map(repr, sorted(names)[:5])) + (f" … ({len(names)} in all)" if len(names) > 5 else "") if names else "nothing: it is empty"
+    return (
+        ", ".join(map(repr, sorted(names)[:5])) + (f" … ({len(names)} in all)" if len(names) > 5 else "")
+        if names
+        else "nothing: it is empty"
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -260,7 +271,7 @@ class PCA:
         """Projected rows, the first of which is row `start` of its stream."""
         lead = start % BLOCK
         padded_TD = torch.nn.functional.pad(rows_TD - self.mean_D, (0, 0, lead, -(lead + rows_TD.shape[0]) % BLOCK))
-        projected = [block_TD @ self.components_DE for block_TD in padded_TD.split(BLOCK)]
+        projected = [block_TD @ self.components_DE for block_TD in torch.split(padded_TD, BLOCK)]
         return torch.cat(projected)[lead : lead + rows_TD.shape[0]] if projected else rows_TD.new_zeros(0, self.components_DE.shape[1])
 
 
@@ -311,7 +322,9 @@ class Precomputed:
             raise SourceError(f"{self.traits.name}: expected rows of shape (any, {self.input_dim}): got {raw.shape}; check the encoder")
         good = readable_prefix(raw, LARGEST_FEATURE)
         if good < raw.shape[0]:
-            state.problem = f"{self.traits.name}: row {state.num_rows + good} holds a feature that is not finite or beyond ±{LARGEST_FEATURE:g}"
+            state.problem = (
+                f"{self.traits.name}: row {state.num_rows + good} holds a feature that is not finite or beyond ±{LARGEST_FEATURE:g}"
+            )
             if good == 0:
                 return self.finish(state)
         values_TD = torch.from_numpy(np.array(raw[:good], np.float32))

@@ -79,7 +79,9 @@ def _problem(frame: Frame, state: FramesState) -> str | None:
             f"got {pixels.dtype} of shape {pixels.shape}"
         )
     if not frame.end_s >= state.end_s:
-        return f"video: frame {state.num_frames} ends at {frame.end_s} s, before the one before it ({state.end_s} s): put frames in time order"
+        return (
+            f"video: frame {state.num_frames} ends at {frame.end_s} s, before the one before it ({state.end_s} s): put frames in time order"
+        )
     return None
 
 

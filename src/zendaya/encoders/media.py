@@ -195,7 +195,7 @@ def _opened(source: Source) -> Iterator[tuple[av.container.InputContainer, str, 
 
         try:
             container = av.open(
-                file if seekable else _Pipe(head, file), format=kind, io_open=refuse, metadata_errors="replace",
+                file if seekable else _Pipe(head, file), "r", format=kind, io_open=refuse, metadata_errors="replace",
                 container_options={"protocol_whitelist": "none", "format_whitelist": _demuxers(kind)},
             )  # fmt: skip
         except av.error.FFmpegError as error:
@@ -315,7 +315,7 @@ def _check_length(promised_s: float | None, got_s: float, name: str) -> None:
     """If less came out than the header says, the recording was cut."""
     if promised_s is not None and got_s < promised_s - max(SHORTFALL_S, 0.01 * promised_s):
         raise SourceError(
-            f"{name}: cut short: its header says {promised_s:.2f} s and it holds {got_s:.2f} s; fetch it again, or allow truncated recordings"
+            f"{name}: cut short: its header says {promised_s:.2f} s and it holds {got_s:.2f} s; fetch it again, or allow cut recordings"
         )
 
 
@@ -397,7 +397,9 @@ def read_microphone(device: int | str | None = None, *, chunk_s: float = 0.1) ->
                 yield AudioChunk(np.asarray(samples, np.float32)[:, 0].copy(), heard / SAMPLE_RATE, bool(lost))
                 heard += size
     except sounddevice.PortAudioError as error:
-        raise SourceError(f"microphone: {device if device is not None else 'the default device'} cannot be read at 16 kHz: {error}") from None
+        raise SourceError(
+            f"microphone: {device if device is not None else 'the default device'} cannot be read at 16 kHz: {error}"
+        ) from None
 
 
 def _sounddevice() -> Any:

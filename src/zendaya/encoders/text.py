@@ -56,7 +56,13 @@ class TextEncoder:
             raise ConfigError(f"text: a vocabulary of at most {MAX_VOCAB} ids is exact in float32: got {tokenizer.vocab_size}")
         self.tokenizer, self.words_per_s = tokenizer, words_per_s
         self.traits = Traits(
-            name=f"text vocab={tokenizer.vocab_size}", dim=1, tokens_per_s=words_per_s, look_back_s=0.0, look_ahead_s=0.0, live=True, ids=True
+            name=f"text vocab={tokenizer.vocab_size}",
+            dim=1,
+            tokens_per_s=words_per_s,
+            look_back_s=0.0,
+            look_ahead_s=0.0,
+            live=True,
+            ids=True,
         )
 
     def start(self) -> TextState:

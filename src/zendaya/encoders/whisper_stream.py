@@ -137,7 +137,7 @@ class WhisperFull:
         for first in range(0, state.total, self.span * TOKEN):
             piece_S = state.kept_S[first : first + self.span * TOKEN]
             values_TD = encode_offline(self.encoder, piece_S)[: math.ceil(piece_S.size / TOKEN)]
-            pooled += [group_TD.mean(0, keepdim=True) for group_TD in values_TD.split(self.pool)] if self.pool > 1 else [values_TD]
+            pooled += [group_TD.mean(0, keepdim=True) for group_TD in torch.split(values_TD, self.pool)] if self.pool > 1 else [values_TD]
         if not pooled:
             return Tokens.none(self.traits.dim)
         values_TD = torch.cat(pooled)
