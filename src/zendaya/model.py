@@ -109,9 +109,9 @@ class Model(
     >>> from zendaya import PowerLaw
     >>> model = Model.from_preset("tiny", seed=0)
     >>> session = model.open(PowerLaw(0.5))
-    >>> events = list(session.push(torch.zeros(12, 16)))
-    >>> [event.horizon for event in events[:5]]
-    [5, 7, 8, 10, 11]
+    >>> events = [*session.push(torch.zeros(24, 16)), *session.finish()]
+    >>> all(event.effective_horizon <= 24 for event in events)
+    True
     """
 
     config: ModelConfig
@@ -169,7 +169,7 @@ class Model(
             ids_BN=_pad([torch.tensor(prompt + text[:-1]) for text in texts], 0).to(device),
             targets_BN=_pad([torch.tensor(text) for text in texts], -100).to(device),
             horizons_BN=torch.cat([prompt_horizons, horizons_BN], 1).to(device),
-            source_BFE=_pad(list(sources), 0.0).to(device),
+            source_BFE=_pad(list(sources), 0.0).to(self.decoder.tokens.weight),
             source_lengths_B=torch.tensor(lengths, device=device),
             history=None if histories is None else self._history(histories),
         )
@@ -181,7 +181,7 @@ class Model(
         return History(
             ids_BH=_pad(rows, 0).to(device),
             lengths_B=torch.tensor([row.shape[0] for row in rows], device=device),
-            source_BGE=_pad([source for source, _ in present], 0.0).to(device),
+            source_BGE=_pad([source for source, _ in present], 0.0).to(self.decoder.tokens.weight),
             source_lengths_B=torch.tensor([source.shape[0] for source, _ in present], device=device),
         )
 

@@ -10,6 +10,7 @@ import hashlib
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from zendaya.errors import CheckpointError
 
 VERSION = 6
-_TYPES = {0: np.dtype("<f4"), 1: np.dtype("i1"), 2: np.dtype("<i2"), 3: np.dtype("<i4"), 4: np.dtype("<f2")}
+_TYPES: dict[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("i1"), 2: np.dtype("<i2"), 3: np.dtype("<i4"), 4: np.dtype("<f2")}
 
 
 def read_pinned(path: Path, sha256: str) -> bytes:

@@ -1,0 +1,200 @@
+"""The command line: words only. A user's mistake is one line on stderr and exit code 2; a leak found is exit code 1."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import zendaya
+from zendaya.errors import ConfigError, ScheduleError, ZendayaError
+from zendaya.schedule import PowerLaw, Rounding, parse_schedule
+
+app = typer.Typer(
+    name="zendaya", help=zendaya.__doc__, add_completion=False, rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+
+
+def main() -> None:
+    """Entry point: every expected failure ends in one line, without a traceback."""
+    try:
+        status = app(standalone_mode=False)
+        sys.stdout.flush()
+    except ZendayaError as error:
+        status = _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        status = _complain("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output has gone; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except Exception as error:
+        # A usage error of click's, which typer carries inside itself or beside it, depending on its version.
+        if not hasattr(error, "format_message"):
+            raise
+        status = _complain(error.format_message())
+    sys.exit(status)
+
+
+def _complain(message: str, status: int = 2) -> int:
+    print(f"zendaya: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+@app.callback(invoke_without_command=True)
+def _top(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        print(zendaya.__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command()
+def dial(
+    gamma: Annotated[float | None, typer.Option(help="The dial: 0 offline, 1 real time, above 1 starved.")] = None,
+    source: Annotated[int, typer.Option(help="F, source tokens.")] = 100,
+    steps: Annotated[int, typer.Option(help="N, decode steps.")] = 165,
+    budget: Annotated[int | None, typer.Option(help="Solve for gamma: source tokens the first step should read.")] = None,
+    rounding: Annotated[str, typer.Option(help="ceil (the theorem's form) or floor.")] = "ceil",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the curve to FILE (.png, .svg, .pdf).")] = None,
+) -> None:
+    """Show what a setting of the dial reads: the horizon curve, exposure, buffer and lag, beside wait-k at the same lag."""
+    from zendaya import report
+
+    schedule = _dial_schedule(gamma, budget, source, steps, rounding)
+    ours, rival = report.dial_beside_wait_k(schedule, source=source, steps=steps)
+    curves = {ours.schedule: ours.horizons, rival.schedule: rival.horizons}
+    if plot is not None:
+        report.plot_curves(plot, curves, source=source, title=f"F = {source}, N = {steps}")
+    if as_json:
+        record = {
+            "version": zendaya.__version__, "gamma": float(schedule.gamma), "rounding": rounding, "source": source, "steps": steps,
+            **dataclasses.asdict(ours), "wait_k": dataclasses.asdict(rival),
+        }  # fmt: skip
+        print(json.dumps(record))
+        return
+    console = _console()
+    console.print(f"F = {source} source tokens, N = {steps} steps, ρ = F/N = {source / steps:.3g}\n")
+    console.print(report.draw_curves(curves, top=source))
+    table = Table("", ours.schedule, f"{rival.schedule.split(',')[0]} (nearest lag)", box=None, pad_edge=False)
+    for name, attribute, digits in (
+        ("first token reads (Ω₁)", "first_token", 0),
+        ("buffer B", "buffer", 0),
+        ("mean exposure, exact", "exposure", 4),
+        ("mean exposure, limit 1/(1+γ)", "exposure_limit", 4),
+        ("average lagging", "average_lagging", 2),
+        ("average proportion", "average_proportion", 4),
+        ("differentiable AL", "differentiable_average_lagging", 2),
+    ):
+        table.add_row(name, *(_number(getattr(facts, attribute), digits) for facts in (ours, rival)))
+    console.print()
+    console.print(table)
+
+
+def _dial_schedule(gamma: float | None, budget: int | None, source: int, steps: int, rounding: str) -> PowerLaw:
+    if (gamma is None) == (budget is None):
+        raise ScheduleError("give either --gamma or --budget, one of the two")
+    rounding_: Rounding = rounding  # type: ignore[assignment]  # PowerLaw checks it
+    if budget is not None:
+        return PowerLaw.for_budget(first=budget, source=source, steps=steps, rounding=rounding_)
+    assert gamma is not None
+    return PowerLaw(gamma, rounding_)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+@app.command()
+def presets() -> None:
+    """List the shapes the library knows, with their size."""
+    from zendaya.model import Model, preset
+    from zendaya.model import presets as names
+
+    table = Table("preset", "parameters", "window W", "N_max", "length head", "source", box=None, pad_edge=False)
+    for name in names():
+        config = preset(name)
+        size = f"{Model.from_preset(name).num_parameters:,}"
+        table.add_row(name, size, str(config.window), str(config.max_steps), config.length, f"{config.decoder.source_dim}-d")
+    _console().print(table)
+
+
+@app.command()
+def audit(
+    checkpoint: Annotated[str | None, typer.Argument(help="A checkpoint folder or hub id.")] = None,
+    random: Annotated[bool, typer.Option("--random", help="Audit random weights instead, of every preset or those named.")] = False,
+    preset: Annotated[list[str] | None, typer.Option(help="With --random: a preset; may be repeated.")] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="A schedule, as 0.3, wait-k=10,stride=2, full; may be repeated.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="window (strictly causal) or segment (the paper's protocol, which leaks its length).")
+    ] = "window",
+    plant: Annotated[str | None, typer.Option(help="With --random: plant a leak first ('all' for each), to see it found.")] = None,
+    cuts: Annotated[int, typer.Option(help="Horizons tried on each path.", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of weights, streams and cuts.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
+) -> None:
+    """Test that no output depends on input that has not arrived; exit code 1 where one does.
+
+    Everything beyond a horizon is replaced by other values, by NaN, by nothing and by more, alone and in batches,
+    teacher-forced, incremental and live; what was written up to that horizon must not change by a bit.
+    """
+    from zendaya.audit import AuditReport, default_schedules
+    from zendaya.audit import audit as run
+    from zendaya.leaks import LEAKS
+    from zendaya.model import Model
+    from zendaya.model import presets as names
+
+    if (checkpoint is None) == (not random):
+        raise ConfigError("give either a checkpoint or --random, one of the two")
+    if plant is not None and (not random or (plant != "all" and plant not in LEAKS)):
+        raise ConfigError(f"--plant goes with --random and is one of {', '.join(LEAKS)}, all: got {plant!r}")
+    if scale not in ("window", "segment"):
+        raise ConfigError(f"--scale is window or segment: got {scale!r}")
+    live_scale: Literal["window", "segment"] = scale  # type: ignore[assignment]
+    chosen = [parse_schedule(text) for text in schedule or []]
+    wanted = [checkpoint] if checkpoint is not None else preset or (["tiny"] if plant else list(names()))
+    failed = False
+
+    def show(name: str, report: AuditReport) -> None:
+        nonlocal failed
+        failed = failed or not report.passed
+        if as_json:
+            print(json.dumps({"version": zendaya.__version__, "model": name, **report.to_dict()}), flush=True)
+            return
+        steps = ", ".join(f"{path} {count}" for path, count in report.steps_tested.items())
+        print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes; steps tested: {steps}", flush=True)
+        if report.first is not None:
+            print(f"     {report.first}", flush=True)
+
+    for name in wanted:
+        model = Model.from_pretrained(name) if checkpoint is not None else Model.from_preset(name, seed=seed)
+        if plant is not None:
+            for leak in LEAKS if plant == "all" else [plant]:
+                show(f"{name} with {LEAKS[leak].what}", LEAKS[leak].audit(model, seed=seed, cuts=cuts))
+            continue
+        for one in chosen or default_schedules(model):
+            show(name, run(model, one, scale=live_scale, seed=seed, cuts=cuts))
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo() -> None:
+    """Turn the dial on a real recording, watch each word's horizon, and audit the decoder that wrote it."""
+    from zendaya.demo import run
+
+    run(_console())

@@ -1,0 +1,123 @@
+"""Leaks planted on purpose, so that anyone can see the audit find them: each makes a model or a schedule that cheats in one way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zendaya.audit import AuditReport, audit
+from zendaya.decoder import Attention, Cache, Decoder, History
+from zendaya.model import Batch, Model
+from zendaya.schedule import IntArray, Ints, PowerLaw, Schedule
+
+
+class _OpenHistory(Decoder):
+    """History rows read the current window too."""
+
+    def _licence(self, horizons_BN: Tensor, num_source: int, history: History | None) -> Tensor:
+        licence_BNM = super()._licence(horizons_BN, num_source, history)
+        if history is not None:
+            licence_BNM[:, : history.ids_BH.shape[1], history.source_BGE.shape[1] :] = True
+        return licence_BNM
+
+
+class _MaskAfterSoftmax(Decoder):
+    """Weights beyond the horizon are zeroed after the softmax, whose sum has already seen them."""
+
+    def _cross(self, attention: Attention, x_BND: Tensor, memory_BMD: Tensor, mask_B1NM: Tensor) -> Tensor:
+        k_BAMK, v_BAMK = attention.keys_values(memory_BMD)
+        q_BANK = attention._split(attention.query(x_BND))
+        weights_BANM = torch.softmax(q_BANK @ k_BAMK.transpose(-1, -2) * k_BAMK.shape[-1] ** -0.5, -1)
+        return attention._join((weights_BANM * mask_B1NM) @ v_BAMK)
+
+
+class _BidirectionalSource(Decoder):
+    """A source layer in which a token also sees later ones."""
+
+    def _attend_source(self, attention: Attention, x_BFD: Tensor) -> Tensor:
+        return attention.forward(x_BFD, *attention.keys_values(x_BFD))
+
+
+class _UnslicedCache(Decoder):
+    """Incremental decoding reads whatever has been cached, not what the horizon licenses."""
+
+    def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int]) -> Tensor:
+        return super()._write_rows(cache, ids_BN, [cache.num_source] * len(horizons))
+
+
+class _WholeWindowLength(Model):
+    """The length head pools everything that was handed over, not its buffer."""
+
+    def predict_steps(self, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None) -> int:
+        return super().predict_steps(window_TE, window_TE.shape[0], history)
+
+
+class _PaddedHorizons(Model):
+    """Horizons are cut off at the padded length, so that a short clip reads as much padding as its longest neighbour is long."""
+
+    def batch(
+        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule, *,
+        scale: int | None = None, histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
+    ) -> Batch:  # fmt: skip
+        batch = super().batch(sources, targets, schedule, scale=scale, histories=histories)
+        longest = max(source.shape[0] for source in sources)
+        steps = [len(target) + 1 for target in targets]
+        horizons_BN = torch.from_numpy(schedule.horizons([scale or longest] * len(steps), steps)).clamp_(max=longest)
+        batch.horizons_BN[:, -horizons_BN.shape[1] :] = horizons_BN
+        return batch
+
+
+@dataclass(frozen=True)
+class _Decreasing(Schedule):
+    """Reads much and then less."""
+
+    def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
+        step_array, source_array, steps_array = np.broadcast_arrays(*(np.asarray(v, np.int64) for v in (step, source, steps)))
+        return np.maximum(1, source_array - source_array * step_array // (steps_array + 1))
+
+    def __str__(self) -> str:
+        return "decreasing"
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A planted leak: what it is, and how it is put into a model."""
+
+    what: str
+    decoder: type[Decoder] = Decoder
+    model: type[Model] = Model
+    schedule: Schedule = field(default_factory=lambda: PowerLaw(0.5))
+    scale: Literal["window", "segment"] = "window"
+    source_layers: int = 0
+
+    def plant(self, model: Model) -> Model:
+        """A model of the same config, with random weights, that leaks."""
+        decoder = dataclasses.replace(model.config.decoder, source_layers=self.source_layers)
+        config = dataclasses.replace(model.config, decoder=decoder)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            leaky = self.model(config, model.tokenizer).eval()
+        leaky.decoder.__class__ = self.decoder
+        return leaky
+
+    def audit(self, model: Model, *, seed: int = 0, cuts: int = 3) -> AuditReport:
+        """The audit of the leaky model, which must not pass."""
+        return audit(self.plant(model), self.schedule, scale=self.scale, seed=seed, cuts=cuts)
+
+
+LEAKS: dict[str, Leak] = {
+    "history": Leak("history rows open on the current window", decoder=_OpenHistory),
+    "decreasing": Leak("a schedule that decreases", schedule=_Decreasing()),
+    "softmax": Leak("a mask applied after the softmax without renormalising", decoder=_MaskAfterSoftmax),
+    "length": Leak("a length head that pools the whole window", model=_WholeWindowLength),
+    "segment": Leak("the segment's own length in a live schedule", scale="segment"),
+    "bidirectional": Leak("a bidirectional source layer", decoder=_BidirectionalSource, source_layers=1),
+    "padding": Leak("leakage between batch neighbours through padding", model=_PaddedHorizons),
+    "cache": Leak("an incremental step that reads all that is cached", decoder=_UnslicedCache),
+}

@@ -1,0 +1,9 @@
+import os
+
+import torch
+from hypothesis import settings
+
+# The suite runs on machines with few cores, some of them busy: no deadlines, the same examples every time.
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=int(os.environ.get("ZENDAYA_EXAMPLES", "60")))
+settings.load_profile("suite")
+torch.set_num_threads(2)

@@ -1,0 +1,83 @@
+"""The house: imports point down the list of rooms only, names say what a file holds, and importing does nothing."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zendaya
+
+SOURCE = Path(zendaya.__file__).parent
+ROOMS = [
+    "errors",
+    "schedule",
+    "records",
+    "text",
+    "metrics",
+    "corpora",
+    "encoders",
+    "decoder",
+    "length",
+    "model",
+    "pretrained",
+    "engine",
+    "policies",
+    "stream",
+    "train",
+    "evaluate",
+    "audit",
+    "leaks",
+    "recipes",
+    "sweep",
+    "report",
+    "demo",
+    "serve",
+    "cli",
+]
+ALSO_FORBIDDEN = {"encoders": {"corpora"}, "decoder": {"encoders", "corpora", "metrics"}, "model": {"encoders", "corpora", "metrics"}}
+# Model.open is a convenience on the model that builds the runtime above it, when it is called.
+UPWARD = {("model", "stream")}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "zendaya" else [node.module or ""]
+        for name in names:
+            if name.startswith("zendaya."):
+                yield name.split(".")[1]
+
+
+def files():
+    return [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path):
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert room in ROOMS, f"{room} is not a room of the house: give it a place in the list"
+    for other in imports(path):
+        if other in ROOMS and other != room and (room, other) not in UPWARD:
+            assert ROOMS.index(other) < ROOMS.index(room), f"{room} imports {other}, which stands above it"
+            assert other not in ALSO_FORBIDDEN.get(room, set()), f"{room} imports {other}"
+
+
+def test_no_room_for_odds_and_ends():
+    assert not {path.stem for path in files()} & {"utils", "util", "helpers", "common", "misc"}
+
+
+def test_every_public_name_can_be_had():
+    for name in zendaya.__all__:
+        assert getattr(zendaya, name).__name__ == name
+    assert set(dir(zendaya)) == set(zendaya.__all__)
+    with pytest.raises(AttributeError):
+        _ = zendaya.no_such_name
+
+
+def test_the_schedule_costs_no_torch():
+    code = "import sys, zendaya.metrics.latency; zendaya.PowerLaw(0.3).horizons(9, 9); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
