@@ -28,6 +28,7 @@ ROOMS = [
     "train",
     "evaluate",
     "audit",
+    "audit_raw",
     "leaks",
     "recipes",
     "sweep",
