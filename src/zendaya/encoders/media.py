@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -76,14 +77,16 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
         if not container.streams.audio:
             raise SourceError(f"{name}: no sound in it: expected at least one audio stream; got {_contents(container)}")
         stream = container.streams.audio[0]
-        resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+        resampler = av.AudioResampler(format="fltp", rate=SAMPLE_RATE)
 
         def blocks() -> Iterator[Samples]:
-            for frame in _decoded(container, stream, name):
-                for part in resampler.resample(frame):
-                    yield part.to_ndarray()[0]
-            for part in resampler.resample(None):
-                yield part.to_ndarray()[0]
+            for frame in itertools.chain(_decoded(container, stream, name), [None]):
+                try:
+                    parts = resampler.resample(frame)
+                except (av.error.FFmpegError, ValueError) as error:  # a rate or a number of channels that changes, or cannot be
+                    raise SourceError(f"{name}: damaged: its samples cannot be brought to {SAMPLE_RATE} Hz: {_reason(error)}") from None
+                # Channels are averaged here: libswresample would add them up in float, and a stereo recording would come out louder.
+                yield from (part.to_ndarray().mean(0) for part in parts)
 
         heard = 0
         for chunk in _rechunk(blocks(), size):
@@ -136,7 +139,7 @@ Thing = TypeVar("Thing")
 def sample(timed: Iterable[tuple[float, float, Thing]], fps: float) -> Iterator[tuple[float, float, Thing]]:
     """What is shown at 0, 1/fps, 2/fps … of things shown from a beginning to an end, in order: (moment, when it was known, thing).
 
-    A thing is shown until the next begins, the last until its own end. At its moment nothing later has been looked at.
+    A thing is shown until the next begins, the last until its own end. That it stays after its own end is known with the next.
 
     >>> list(sample([(0.0, 0.4, "a"), (0.4, 0.8, "b"), (0.8, 1.2, "c")], fps=2))
     [(0.0, 0.4, 'a'), (0.5, 0.8, 'b'), (1.0, 1.2, 'c')]
@@ -145,12 +148,12 @@ def sample(timed: Iterable[tuple[float, float, Thing]], fps: float) -> Iterator[
     shown: tuple[float, Thing] | None = None
     for begin_s, end_s, thing in timed:
         while shown is not None and slot / fps < begin_s - 1e-6:  # 10/30 and 1/3 are the same moment
-            known_s = max(known_s, shown[0], slot / fps)
+            known_s = max(known_s, shown[0] if slot / fps < shown[0] - 1e-6 else end_s)
             yield slot / fps, known_s, shown[1]
             slot += 1
         shown = (end_s, thing)
     while shown is not None and (slot == 0 or slot / fps < shown[0] - 1e-6):
-        known_s = max(known_s, shown[0], slot / fps)
+        known_s = max(known_s, shown[0])
         yield slot / fps, known_s, shown[1]
         slot += 1
 
