@@ -81,7 +81,7 @@ def audit_encoder(
     if ends_s.size < 2:
         raise SourceError(f"audit: expected at least two samples, rows or frames of input: got {ends_s.size}")
     claim: Callable[[Tokens], Tokens] = _own(encoder) if arrivals == "own" else lambda tokens: tokens
-    reference = claim(_gather(encoder, kind.chunks(raw, generator), until_s=np.inf, finish=True))
+    reference = claim(_gather(encoder, kind.chunks(raw, generator), until_s=np.inf, finish=True, broken=False))
     if cuts_s is None:
         early_s = reference.arrival_s[reference.arrival_s < ends_s[-1]]
         # An arrival itself is the sharpest moment: one sample more and the token may differ.
@@ -95,7 +95,8 @@ def audit_encoder(
             altered = kind.join(raw[:kept], kind.change(raw, kept, change, generator))
             # The end of the input is itself input: what the encoder gives on hearing of it did not arrive by t.
             finish = arrivals == "own"
-            got = claim(_gather(encoder, kind.chunks(altered, generator), until_s=np.inf if finish else cut_s, finish=finish))
+            until_s = np.inf if finish else cut_s
+            got = claim(_gather(encoder, kind.chunks(altered, generator), until_s=until_s, finish=finish, broken=change == "broken"))
             compared += expected
             if (leak := _compare(reference, got, expected, cut_s, change, count=not finish)) is not None:
                 leaks.append(leak)
@@ -107,8 +108,8 @@ def _own(encoder: Encoder[Any, Any]) -> Callable[[Tokens], Tokens]:
     return lambda tokens: Tokens(tokens.values_TE, np.arange(1, len(tokens) + 1) / encoder.traits.tokens_per_s)
 
 
-def _gather(encoder: Encoder[Any, Any], chunks: Iterator[Any], *, until_s: float, finish: bool) -> Tokens:
-    """Tokens in order, up to the first chunk that gives one that arrives later than asked; an error ends the stream."""
+def _gather(encoder: Encoder[Any, Any], chunks: Iterator[Any], *, until_s: float, finish: bool, broken: bool) -> Tokens:
+    """Tokens in order, up to the first chunk that gives one that arrives later than asked; broken input may end in an error."""
     parts, state = list[Tokens](), encoder.start()
     try:
         for chunk in chunks:
@@ -118,7 +119,7 @@ def _gather(encoder: Encoder[Any, Any], chunks: Iterator[Any], *, until_s: float
         if finish:
             parts.append(encoder.finish(state))
     except SourceError:
-        if until_s == np.inf and not parts:
+        if not broken:
             raise
     return Tokens.join(parts, encoder.traits.dim)
 

@@ -130,6 +130,7 @@ def _run(encoder: Encoder[Raw, State], chunks: Iterable[Raw]) -> Iterator[Tokens
 
 def readable_prefix(values: npt.NDArray[Any], largest: float) -> int:
     """How many leading entries (rows, if there are several axes) are finite and within ±`largest`."""
-    good = np.abs(values) <= largest  # False for NaN too
+    wide = values.astype(np.result_type(values.dtype, np.float32), copy=False)  # float16 would round `largest` to infinity
+    good = np.abs(wide) <= largest  # False for NaN too
     bad = np.flatnonzero(~(good if good.ndim == 1 else good.reshape(good.shape[0], -1).all(1)))
     return int(bad[0]) if bad.size else values.shape[0]

@@ -33,6 +33,8 @@ LARGEST_FEATURE = 1e30
 """As in the decoder: beyond it, products overflow float32."""
 BLOCK = 16
 """Rows are projected in products of this many, each row at the same place of its own, so that chunks do not change the numbers."""
+MAX_DEPTH = 16
+"""Groups of HDF5 gone down into in search of the one dataset."""
 _FILTERS = {1, 2, 3, 4, 5, 6, 32000}
 """HDF5's own filters and h5py's lzf; any other would make the library look for a plug-in on the machine."""
 
@@ -136,6 +138,8 @@ def _read_hdf5(path: Path, name: str | None) -> npt.NDArray[Any]:
             for part in [part for part in name.split("/") if part] if name else []:
                 node, place = _follow(node, place, part, path), f"{place}/{part}"
             while isinstance(node, h5py.Group):
+                if place.count("/") >= MAX_DEPTH:  # a group may hold itself
+                    raise SourceError(f"{path}, {place!r}: more than {MAX_DEPTH} groups inside groups: name the dataset itself")
                 part = _choose(list(node), None, f"{path}, {place!r}" if place else str(path))
                 node, place = _follow(node, place, part, path), f"{place}/{part}"
             where = f"{path}, {place!r}"

@@ -29,6 +29,10 @@ RESAMPLER_AHEAD_S = 0.002
 """A sample of a recording that is not at 16 kHz reads at most this far past itself: half of libswresample's filter, rounded up."""
 MAX_PIXELS = 8192 * 8192
 """Largest picture decoded; beyond it a few bytes of file would ask for gigabytes."""
+RATES, MAX_CHANNELS = (1000, 768_000), 64
+"""Sample rates and channels of anything that is sound; a resampler for others would need memory without end."""
+MAX_PAUSE_S = 600.0
+"""Longest time one picture is held; beyond it the clock of the file is broken, and would ask for millions of the same picture."""
 PEEK = 4096
 """Bytes looked at to tell the format."""
 SHORTFALL_S = 0.1
@@ -77,6 +81,11 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
         if not container.streams.audio:
             raise SourceError(f"{name}: no sound in it: expected at least one audio stream; got {_contents(container)}")
         stream = container.streams.audio[0]
+        rate, channels = stream.codec_context.sample_rate, stream.codec_context.channels
+        if not RATES[0] <= rate <= RATES[1] or channels > MAX_CHANNELS:
+            raise SourceError(
+                f"{name}: {channels} channels at {rate} Hz: expected at most {MAX_CHANNELS} at {RATES[0]} … {RATES[1]} Hz; it is damaged"
+            )
         resampler = av.AudioResampler(format="fltp", rate=SAMPLE_RATE)
 
         def blocks() -> Iterator[Samples]:
@@ -111,13 +120,19 @@ def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = Fals
 
         def timed() -> Iterator[tuple[float, float, Any]]:
             nonlocal end_s
-            first_s: float | None = None
+            first_s = last_s = 0.0
             frame_s = 1.0 / float(stream.average_rate or stream.guessed_rate or 25)
             for index, frame in enumerate(_decoded(container, stream, name)):
                 _check_size(frame.width, frame.height, name)
                 at_s = index * frame_s if frame.time is None else frame.time
-                first_s = at_s if first_s is None else first_s
+                if index == 0:
+                    first_s = last_s = at_s
+                if at_s - last_s > MAX_PAUSE_S:
+                    raise SourceError(f"{name}: damaged: the clock of its pictures jumps from {last_s:.2f} to {at_s:.2f} s")
+                last_s = at_s
                 length_s = float(frame.duration * frame.time_base) if frame.duration else frame_s
+                if not 0 < length_s <= MAX_PAUSE_S:
+                    raise SourceError(f"{name}: damaged: a picture at {at_s:.2f} s is to be shown for {length_s:g} s")
                 yield at_s - first_s, at_s - first_s + length_s, frame
                 end_s = max(end_s, at_s - first_s + length_s)
 

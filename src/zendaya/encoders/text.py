@@ -56,6 +56,7 @@ class TextEncoder:
             raise ConfigError(f"text: a vocabulary of at most {MAX_VOCAB} ids is exact in float32: got {tokenizer.vocab_size}")
         self.tokenizer, self.words_per_s = tokenizer, words_per_s
         self.traits = Traits(
+            # A rate of words: a word is one token or a few.
             name=f"text vocab={tokenizer.vocab_size}",
             dim=1,
             tokens_per_s=words_per_s,

@@ -27,7 +27,7 @@ def picture(index, width=96, height=64):
     return np.full((height, width, 3), (10 * index) % 250, np.uint8)
 
 
-def make(path, container, *, audio=None, video=None, seconds=3, rate=RATE, fps=25, samples=None, options=None):
+def make(path, container, *, audio=None, video=None, seconds=3, rate=RATE, fps=25, samples=None, options=None, jump=0):
     """Write a file with a tone, grey pictures of rising number, or both."""
     with av.open(str(path), "w", format=container, options=options or {}) as out:
         sound = out.add_stream(audio, rate=rate, layout="mono") if audio else None
@@ -36,7 +36,7 @@ def make(path, container, *, audio=None, video=None, seconds=3, rate=RATE, fps=2
             pictures.width, pictures.height, pictures.pix_fmt = 96, 64, "yuv420p"
             for index in range(int(seconds * fps)):
                 frame = av.VideoFrame.from_ndarray(picture(index), format="rgb24")
-                frame.pts = index
+                frame.pts = index + (jump if index >= 10 else 0)
                 out.mux(pictures.encode(frame))
             out.mux(pictures.encode(None))
         if sound is not None:
@@ -347,6 +347,23 @@ def test_noise_for_a_file_is_an_error_of_ours(tmp_path):
                 errors.append(str(error))
     assert len(errors) > 10
     assert all(str(path) in error for error in errors)
+
+
+@pytest.mark.parametrize(("place", "value", "size"), [(24, 2**31 - 1, 4), (24, 1, 4), (22, 60_000, 2)])
+def test_sound_that_cannot_be(tmp_path, place, value, size):
+    path = tmp_path / "tone.wav"
+    soundfile.write(path, tone(1), RATE, "PCM_16")
+    data = bytearray(path.read_bytes())
+    data[place : place + size] = value.to_bytes(size, "little")
+    path.write_bytes(data)
+    assert error_of(read_audio, path).startswith(str(path))
+
+
+def test_a_clock_that_jumps(tmp_path):
+    path = make(tmp_path / "jump.mkv", "matroska", video="libx264", seconds=1, jump=25 * 3600)
+    assert "the clock of its pictures jumps" in error_of(read_video, path)
+    path = make(tmp_path / "pause.mkv", "matroska", video="libx264", seconds=1, jump=25 * 10)
+    assert len(list(read_video(path, allow_truncated=True))) == pytest.approx(33, abs=1)
 
 
 def test_settings(tmp_path):
