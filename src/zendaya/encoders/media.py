@@ -80,7 +80,7 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
         wav_s = _wav_length_s(head) if kind == "wav" else None
         if not container.streams.audio:
             raise SourceError(f"{name}: no sound in it: expected at least one audio stream; got {_contents(container)}")
-        stream = container.streams.audio[0]
+        stream = _known(container.streams.audio[0], name)
         rate, channels = stream.codec_context.sample_rate, stream.codec_context.channels
         if not RATES[0] <= rate <= RATES[1] or channels > MAX_CHANNELS:
             raise SourceError(
@@ -114,7 +114,7 @@ def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = Fals
     with _opened(source) as (container, name, kind, _):
         if not container.streams.video:
             raise SourceError(f"{name}: no pictures in it: expected at least one video stream; got {_contents(container)}")
-        stream = container.streams.video[0]
+        stream = _known(container.streams.video[0], name)
         _check_size(stream.codec_context.width, stream.codec_context.height, name)
         end_s = 0.0
 
@@ -335,6 +335,12 @@ def _check_length(promised_s: float | None, got_s: float, name: str) -> None:
         raise SourceError(
             f"{name}: cut short: its header says {promised_s:.2f} s and it holds {got_s:.2f} s; fetch it again, or allow cut recordings"
         )
+
+
+def _known(stream: Any, name: str) -> Any:
+    if stream.codec_context is None:
+        raise SourceError(f"{name}: its {stream.type} is in a codec that is not known here: it is damaged, or convert it to another")
+    return stream
 
 
 def _check_size(width: int, height: int, name: str) -> None:

@@ -334,15 +334,16 @@ def test_noise_for_a_file_is_an_error_of_ours(tmp_path):
     """Bytes after a good beginning that make no sense: some error of ours or some samples, never another exception."""
     generator = np.random.default_rng(0)
     path, errors = tmp_path / "noise", []
-    for container, codec, rate in SOUND.values():
-        data = make(tmp_path / "whole", container, audio=codec, rate=rate, seconds=1).read_bytes()
+    sounds = [(read_audio, container, {"audio": codec, "rate": rate}) for container, codec, rate in SOUND.values()]
+    for read, container, settings in [*sounds, *((read_video, container, {"video": codec}) for container, codec in PICTURES.values())]:
+        data = make(tmp_path / "whole", container, **settings, seconds=1).read_bytes()
         for _ in range(10):
             broken = bytearray(data)
             for place in generator.integers(12, len(data), max(3, len(data) // 100)):
                 broken[place] = generator.integers(256)
             path.write_bytes(broken)
             try:
-                list(read_audio(path))
+                list(read(path))
             except SourceError as error:
                 errors.append(str(error))
     assert len(errors) > 10
