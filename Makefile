@@ -9,7 +9,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/zendaya demo
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -345,22 +345,21 @@ class _Auditor:
         # Two windows and part of a third; under the segment protocol a stream is one window, its own length.
         count = self.window - MORE if self.segment else 2 * self.window + self.window // 2
         stream_TE = self._tokens(count)
-        limit = 2 * self.model.config.max_steps + self.steps // 2
-        base, base_rows = self._live(stream_TE, limit)
-        whole_window = self.model.config.length == "fix"
-        probed = [n for n, event in enumerate(base) if event.effective_horizon == event.horizon]
+        base, base_rows = self._live(stream_TE)
         for event in base:
             expected = int(self.schedule.at(event.step, source=self._live_window(stream_TE), steps=event.predicted_steps))
             if event.horizon != expected:
                 detail = f"window {event.window}: the runtime read {event.horizon} tokens where the schedule gives {expected}"
                 self.report.violations.append(Violation(path, "nothing", event.step, expected, math.nan, detail))
                 return
-        for number in self._some(probed):
-            event = base[number]
-            in_window = self.window if whole_window else max(1, event.horizon)
-            keep = event.window * self.window + in_window
+        # What an event may depend on: the windows before, and its horizon of its own (a fix head reads the whole window). An event
+        # that was written because the stream had ended depends on that, and has nothing after it to replace.
+        whole_window = self.model.config.length == "fix"
+        keeps = [e.window * self.window + (self.window if whole_window else max(1, e.horizon)) for e in base]
+        for number in self._some([n for n, e in enumerate(base) if e.effective_horizon == e.horizon and keeps[n] <= count]):
+            keep = keeps[number]
             for variant in VARIANTS:
-                if keep >= count and variant != "more":
+                if keep == count and variant != "more":
                     continue
                 probe, probe_rows = self._live(self._replace(stream_TE, keep, variant), number + 1)
                 self.report.probes += 1
@@ -377,10 +376,10 @@ class _Auditor:
     def _live_window(self, stream_TE: Tensor) -> int:
         return stream_TE.shape[0] if self.segment else self.window
 
-    def _live(self, stream_TE: Tensor, limit: int) -> tuple[list[Event], list[Tensor]]:
+    def _live(self, stream_TE: Tensor, limit: int | None = None) -> tuple[list[Event], list[Tensor]]:
         """The first `limit` events of a live decode of the stream, pushed in random pieces, and the logits behind each."""
         fixed = self.steps if self.model.length is None and self.schedule.needs_length else None
-        session = self.model.open(self.schedule, window=self._live_window(stream_TE), steps=fixed)
+        session = self.model.open(self.schedule, window=self._live_window(stream_TE), steps=fixed, max_steps=self.steps)
         rows: list[Tensor] = []
         logits = session._logits
 

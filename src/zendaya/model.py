@@ -214,14 +214,14 @@ class Model(
 
     # Live.
 
-    def open(self, schedule: Schedule, *, window: int | None = None, steps: int | None = None) -> Session:
+    def open(self, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None) -> Session:
         """A live decode: push source tokens as they arrive, take events as they are decided.
 
-        `window` is W (default: the config's); `steps` fixes N̂ where the model has no length head.
+        `window` is W (default: the config's); `steps` fixes N̂ instead of the length head; `max_steps` ends a window's text sooner.
         """
         from zendaya.stream import Session  # a convenience that points up: the runtime is built on the model
 
-        return Session(self, schedule, window=window, steps=steps)
+        return Session(self, schedule, window=window, steps=steps, max_steps=max_steps)
 
     # Saved and loaded.
 

@@ -28,17 +28,20 @@ class Session:
     depends on the arrivals alone, not on how they were cut into pushes.
     """
 
-    def __init__(self, model: Model, schedule: Schedule, *, window: int | None = None, steps: int | None = None) -> None:
+    def __init__(
+        self, model: Model, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None
+    ) -> None:
         config = model.config
         self.model, self.schedule = model, schedule
         self.window = config.window if window is None else window
         if not 1 <= self.window <= config.decoder.max_source:
             raise ConfigError(f"window must lie in 1 … {config.decoder.max_source} source tokens for this model: got {window}")
-        if steps is not None and not 1 <= steps <= config.max_steps:
-            raise ConfigError(f"steps must lie in 1 … {config.max_steps} for this model: got {steps}")
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None and not 1 <= value <= config.max_steps:
+                raise ConfigError(f"{name} must lie in 1 … {config.max_steps} for this model: got {value}")
         if steps is None and model.length is None and schedule.needs_length:
             raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
-        self._fixed_steps = steps
+        self._fixed_steps, self._max_steps = steps, max_steps or config.max_steps
         self._tokens_TE = torch.zeros(0, config.decoder.source_dim)
         self._ended = False
         self._window_index = 0
@@ -95,7 +98,7 @@ class Session:
             return None
         effective = min(horizon, arrived)
         token = self._choose(self._logits(effective), step)
-        self._closed = token == self.model.config.framing.end or step == self.model.config.max_steps
+        self._closed = token == self.model.config.framing.end or step == self._max_steps
         self._written.append(token)
         return Event(
             window=self._window_index, step=step, token=token, text=self._add_text(token), horizon=horizon,
@@ -113,7 +116,7 @@ class Session:
             if not self._has(buffer):
                 return False
             self._steps = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
-        self._horizons = self.schedule.horizons(self.window, self._steps, num_steps=config.max_steps).tolist()
+        self._horizons = self.schedule.horizons(self.window, self._steps, num_steps=self._max_steps).tolist()
         return True
 
     def _logits(self, horizon: int) -> Tensor:

@@ -1,0 +1,141 @@
+"""The command as a user runs it: a process, its two outputs and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zendaya import Model
+
+ZENDAYA = Path(sys.executable).parent / "zendaya"
+
+
+def run(*arguments, timeout=600):
+    # One thread: the suite already runs a worker a core.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [str(ZENDAYA), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=environment)
+
+
+def test_the_dial_is_drawn():
+    result = run("dial", "--gamma", "0.3", "--source", "100", "--steps", "165")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    for expected in ("●", "○", "0.7767", "0.7692", "28.79", "wait-k=28", "22"):
+        assert expected in result.stdout
+
+
+def test_the_dial_as_json():
+    record = json.loads(run("dial", "--gamma", "0.3", "--json").stdout)
+    assert record["horizons"][0] == record["first_token"] == record["buffer"] == 22
+    assert len(record["horizons"]) == 165
+    assert record["horizons"][-1] == 100
+    assert record["exposure"] == pytest.approx(sum(record["horizons"]) / 16500)
+    assert abs(record["wait_k"]["average_lagging"] - record["average_lagging"]) < 1
+
+
+def test_a_budget_is_solved_for():
+    record = json.loads(run("dial", "--budget", "10", "--json").stdout)
+    assert record["gamma"] == pytest.approx(0.451, abs=5e-4)
+    assert record["first_token"] == 10
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_dial_is_plotted(tmp_path, suffix):
+    result = run("dial", "--gamma", "1", "--plot", tmp_path / f"dial.{suffix}")
+    assert result.returncode == 0, result.stderr
+    magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert (tmp_path / f"dial.{suffix}").read_bytes().startswith(magic)
+    assert [path.name for path in tmp_path.iterdir()] == [f"dial.{suffix}"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dial", "--gamma", "-1"],
+        ["dial", "--gamma", "nan"],
+        ["dial", "--gamma", "inf"],
+        ["dial", "--gamma", "much"],
+        ["dial", "--gamma", "0.3", "--source", "0"],
+        ["dial", "--gamma", "0.3", "--steps", "-5"],
+        ["dial", "--gamma", "0.3", "--rounding", "up"],
+        ["dial", "--gamma", "0.3", "--budget", "10"],
+        ["dial", "--budget", "1000"],
+        ["dial", "--gamma", "0.3", "--plot", "picture.txt"],
+        ["dial", "--gamma", "0.3", "--plot", "/no/such/folder/dial.png"],
+        ["dial"],
+        ["audit"],
+        ["audit", "no-such-folder"],
+        ["audit", "--random", "--preset", "huge"],
+        ["audit", "--random", "--preset", "tiny", "--schedule", "custom=3,1"],
+        ["audit", "--random", "--preset", "tiny", "--schedule", "gamma=-2"],
+        ["audit", "--random", "--scale", "clip"],
+        ["audit", "--random", "--plant", "tulips"],
+        ["audit", "--random", "--cuts", "0"],
+        ["turn"],
+        ["dial", "--volume", "11"],
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_line_and_exit_code_two(arguments):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("zendaya: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_broken_checkpoint_is_one_line_and_exit_code_two(tmp_path):
+    Model.from_preset("tiny").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    result = run("audit", tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "model.safetensors" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_saved_model_is_audited(tmp_path):
+    Model.from_preset("tiny", seed=3).save_pretrained(tmp_path)
+    result = run("audit", tmp_path, "--schedule", "0.5", "--schedule", "wait-k=3,stride=0.7", "--cuts", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["schedule"] for record in records] == ["gamma=0.5", "wait-k=3,stride=0.7"]
+    assert all(record["passed"] and record["probes"] > 20 for record in records)
+
+
+def test_a_leak_is_exit_code_one_and_says_where():
+    result = run("audit", "--random", "--plant", "softmax", "--cuts", "2")
+    assert result.returncode == 1
+    assert "LEAK" in result.stdout
+    assert "step 1 depends on source token 5" in result.stdout
+
+
+def test_the_segment_protocol_is_found_to_know_its_length():
+    result = run("audit", "--random", "--preset", "tiny", "--schedule", "0.5", "--scale", "segment", "--cuts", "2")
+    assert result.returncode == 1
+    assert "future information" in result.stdout
+
+
+def test_presets_version_and_help():
+    assert "libriheavy" in run("presets").stdout
+    assert run("--version").stdout.strip() == "0.1.0"
+    assert run("--help").returncode == 0
+    assert run().returncode == 2
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{ZENDAYA} dial --gamma 0.3 --json | head -c 5"
+    result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=300, check=False)
+    assert result.stderr == ""
+
+
+def test_the_demo_runs():
+    result = run("demo")
+    assert result.returncode == 0, result.stderr
+    assert "no leak" in result.stdout
+    assert "a leak planted on purpose is found" in result.stdout

@@ -1,0 +1,308 @@
+import json
+import os
+import pickle
+import random
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+from huggingface_hub import HfApi
+
+from zendaya import Model, ModelConfig, PowerLaw, Tokenizer, ZendayaError
+from zendaya.errors import CheckpointError
+from zendaya.model import preset
+
+TEXTS = ["a person is sitting on a bed", "a person runs into a room", "naïve café, 東京", "person drinks a glass of water"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(TEXTS, vocab_size=300)
+
+
+@pytest.fixture
+def model(tokenizer):
+    return Model.from_preset("tiny", tokenizer=tokenizer, seed=4)
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    model.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def refused(folder):
+    with pytest.raises(CheckpointError) as caught:
+        Model.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_saved_model_comes_back_to_the_bit(model, folder):
+    again = Model.from_pretrained(folder)
+    assert again.config == model.config
+    assert not again.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert again.tokenizer.encode(TEXTS[2]) == model.tokenizer.encode(TEXTS[2])
+    source = torch.randn(30, 16, generator=torch.Generator().manual_seed(0))
+    one, other = (list(m.open(PowerLaw(0.5)).push(source)) for m in (model, again))
+    assert one == other
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_a_model_without_a_tokenizer_is_saved_too(tmp_path, folder):
+    Model.from_preset("tiny", length="fix", history=False).save_pretrained(folder)  # over one that had a tokenizer
+    assert Model.from_pretrained(folder).tokenizer is None
+    assert Model.from_pretrained(folder).config.length == "fix"
+
+
+def test_loading_leaves_the_random_generator_alone(folder):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    Model.from_pretrained(folder)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_every_flipped_bit_is_noticed(folder):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    draw = random.Random(0)
+    places = (
+        [draw.randrange(8, header) for _ in range(40)] + [draw.randrange(header, len(whole)) for _ in range(40)] + [0, 3, len(whole) - 1]
+    )
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            refused(folder)
+        except BaseException:
+            # A flip that only changes the header's padding or its spacing changes nothing that is read.
+            assert place < header
+            assert whole[place : place + 1] == b" "
+    path.write_bytes(whole)
+    Model.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.999])
+def test_a_truncated_file_is_refused(folder, share):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    assert "model.safetensors" in refused(folder)
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (os.mkdir, ("pickle-was-run",))
+
+
+def test_a_pickle_is_refused_and_never_run(tmp_path, folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bomb = pickle.dumps(_Bomb())
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "pytorch_model.bin").write_bytes(bomb)
+    assert "pickle" in refused(tmp_path / "only")
+    assert "pickle" in refused(tmp_path / "only" / "pytorch_model.bin")
+    (folder / "model.safetensors").write_bytes(bomb)
+    assert "pickle" in refused(folder)
+    torch.save({"a": torch.zeros(2)}, folder / "model.safetensors")
+    assert "pickle" in refused(folder)
+    assert not (tmp_path / "pickle-was-run").exists()
+
+
+def test_mixed_checkpoints_are_refused(folder, tmp_path):
+    Model.from_preset("tiny", seed=1, max_steps=20).save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "config.json", folder / "config.json")
+    assert "does not match" in refused(folder)
+
+
+def test_an_edited_config_is_refused_and_a_deleted_copy_is_not(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["decoder"]["dim"] = 128
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "config.json" in refused(folder)
+    (folder / "config.json").write_text("{")
+    assert "not JSON" in refused(folder)
+    (folder / "config.json").unlink()
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    assert "tokenizer.json" in refused(folder)
+    (folder / "tokenizer.json").unlink()
+    Model.from_pretrained(folder)
+
+
+def resave(folder, change):
+    """Write the weights file again with changed content and a right checksum: the mismatch itself must be found."""
+    from zendaya.model import _digest
+
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    change(tensors, metadata)
+    metadata["sha256"] = _digest(tensors, metadata)
+    safetensors.torch.save_file(tensors, path, metadata)
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, metadata: tensors.pop("decoder.tokens.weight"),
+        lambda tensors, metadata: tensors.update(extra=torch.zeros(1)),
+        lambda tensors, metadata: tensors.update({"decoder.positions.weight": torch.zeros(3, 64)}),
+        lambda tensors, metadata: metadata.update(config="{}"),
+        lambda tensors, metadata: metadata.update(config=metadata["config"].replace('"window"', '"widow"')),
+        lambda tensors, metadata: metadata.update(config=metadata["config"].replace('"window": 24', '"window": 2400')),
+        lambda tensors, metadata: metadata.update(tokenizer="[]"),
+        lambda tensors, metadata: metadata.update(zendaya_format="99"),
+        lambda tensors, metadata: metadata.pop("config"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_config_is_refused(folder, change):
+    resave(folder, change)
+    refused(folder)
+
+
+def test_other_peoples_safetensors_are_refused(tmp_path):
+    safetensors.torch.save_file({"weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    assert "expected a checkpoint of this library" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["/no/such/folder", "./nothing", "a/b/c", "just-a-name"])
+def test_a_missing_folder_is_one_clear_line(where):
+    assert "no such folder" in refused(where)
+
+
+def test_a_failed_save_keeps_the_old_model(model, folder, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    other = Model.from_preset("tiny", seed=9, tokenizer=model.tokenizer)
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointError, match="No space left"):
+        other.save_pretrained(folder)
+    monkeypatch.setattr(os, "fsync", real)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    other.save_pretrained(folder)
+    assert torch.equal(Model.from_pretrained(folder).decoder.tokens.weight, other.decoder.tokens.weight)
+
+
+def test_a_save_interrupted_after_the_weights_leaves_a_whole_model(model, folder, monkeypatch):
+    other = Model.from_preset("tiny", seed=9, tokenizer=model.tokenizer)
+    real, calls = os.replace, []
+
+    def once(source, target):
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(target)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", once)
+    with pytest.raises(KeyboardInterrupt):
+        other.save_pretrained(folder)
+    monkeypatch.undo()
+    assert torch.equal(Model.from_pretrained(folder).decoder.tokens.weight, other.decoder.tokens.weight)
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_saving_where_nothing_can_be_written(model, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        model.save_pretrained(tmp_path / "file")
+
+
+def test_a_hub_id_is_read_from_the_hubs_cache(model, folder, tmp_path):
+    snapshot = tmp_path / "hub" / "models--someone--captions" / "snapshots" / ("0" * 40)
+    shutil.copytree(folder, snapshot)
+    (tmp_path / "hub" / "models--someone--captions" / "refs").mkdir()
+    (tmp_path / "hub" / "models--someone--captions" / "refs" / "main").write_text("0" * 40)
+    again = Model.from_pretrained("someone/captions", cache_dir=tmp_path / "hub", local_files_only=True)
+    assert torch.equal(again.decoder.tokens.weight, model.decoder.tokens.weight)
+    with pytest.raises(CheckpointError, match="not fetched"):
+        Model.from_pretrained("someone/else", cache_dir=tmp_path / "hub", local_files_only=True)
+
+
+def test_push_to_hub_uploads_what_is_saved(model, tmp_path, monkeypatch):
+    uploaded = {}
+
+    def upload_folder(self, *, repo_id, folder_path, **options):
+        shutil.copytree(folder_path, tmp_path / "uploaded")
+        uploaded["repo"] = repo_id
+        return "done"
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: type("Repo", (), {"repo_id": repo_id}))
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    assert model.push_to_hub("someone/captions") == "done"
+    assert uploaded["repo"] == "someone/captions"
+    assert torch.equal(Model.from_pretrained(tmp_path / "uploaded").decoder.tokens.weight, model.decoder.tokens.weight)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"window": 0}, {"window": 25}, {"max_steps": 0}, {"max_steps": 33}, {"length": "maybe"}, {"length_hidden": 0}]
+)
+def test_a_config_that_cannot_be_is_refused(changes):
+    with pytest.raises(ZendayaError, match="model config"):
+        Model.from_preset("tiny", **changes)
+
+
+def test_unknown_presets_and_fields_are_named():
+    with pytest.raises(ZendayaError, match="expected one of"):
+        preset("huge")
+    with pytest.raises(ZendayaError, match="colour"):
+        ModelConfig.from_dict({**preset("tiny").to_dict(), "colour": 1})
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tokenizer):
+    with pytest.raises(ZendayaError, match="more than the decoder's vocabulary"):
+        Model(ModelConfig.from_dict(_with_vocabulary(preset("tiny").to_dict(), 100)), tokenizer)
+
+
+def _with_vocabulary(config, size):
+    config["decoder"]["vocab_size"] = size
+    return config
+
+
+def test_a_batch_needs_sources_for_its_targets(model):
+    for sources, targets in (([], []), ([torch.zeros(3, 16)], []), ([torch.zeros(0, 16)], [[5]])):
+        with pytest.raises(ZendayaError, match="a batch needs"):
+            model.batch(sources, targets, PowerLaw(1))
+
+
+def test_the_fix_head_pools_the_whole_source_and_the_inf_head_its_buffer():
+    source = torch.randn(1, 24, 16)
+    for length, reads_all in (("fix", True), ("inf", False)):
+        model = Model.from_preset("tiny", length=length)
+        changed = source.clone()
+        changed[:, 6:] += 5
+        lengths = torch.tensor([24 if reads_all else 6])
+        same = torch.equal(model.length_logits(source, lengths), model.length_logits(changed, lengths))
+        assert same != reads_all
+    none = Model.from_preset("tiny", length="none")
+    with pytest.raises(ZendayaError, match="no length head"):
+        none.length_logits(source, torch.tensor([24]))
+
+
+def test_absent_summaries_have_their_own_embedding():
+    model = Model.from_preset("tiny")
+    source, lengths = torch.randn(1, 6, 16), torch.tensor([6])
+    before = model.length_logits(source, lengths)
+    with torch.no_grad():
+        model.length.no_text.fill_(1.0)
+    assert not torch.equal(model.length_logits(source, lengths), before)
+    history = model._history([(torch.randn(24, 16), [5, 6])])
+    with_history = model.length_logits(source, lengths, history)
+    with torch.no_grad():
+        model.length.no_text.fill_(2.0)
+        model.length.no_previous.fill_(2.0)
+    assert torch.equal(model.length_logits(source, lengths, history), with_history)
+
+
+def test_predicted_lengths_stay_within_their_classes():
+    model = Model.from_preset("tiny")
+    for seed in range(20):
+        window = torch.randn(10, 16, generator=torch.Generator().manual_seed(seed)) * 50
+        assert 1 <= model.predict_steps(window, 4) <= model.config.max_steps

@@ -1,0 +1,134 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zendaya import Full, Model, PowerLaw, Tokenizer, WaitK, ZendayaError
+
+TOKENIZER = Tokenizer.train(["the cat sat on the mat"], vocab_size=290)
+MODEL = Model.from_preset("tiny", tokenizer=TOKENIZER, seed=2)
+SCHEDULES = [PowerLaw(0), PowerLaw(0.4), PowerLaw(1), PowerLaw(2, "floor"), WaitK(3, 0.7), Full()]
+
+
+def stream(count, seed=0):
+    return torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def decode(session, tokens, pieces=()):
+    events, at = [], 0
+    for piece in [*pieces, len(tokens)]:
+        events += session.push(tokens[at : at + piece])
+        at = min(len(tokens), at + piece)
+    return [*events, *session.finish()]
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(1, 60), st.lists(st.integers(0, 20), max_size=12))
+def test_any_chunking_gives_the_same_events(schedule, count, pieces):
+    whole = decode(MODEL.open(schedule), stream(count))
+    assert decode(MODEL.open(schedule), stream(count), pieces) == whole
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(1, 60))
+def test_every_window_is_written_once_within_its_licence(schedule, count):
+    events = decode(MODEL.open(schedule), stream(count))
+    windows = -(-count // 24)
+    assert [e.window for e in events if e.last] == list(range(windows))
+    for window in range(windows):
+        mine = [e for e in events if e.window == window]
+        arrived = min(24, count - window * 24)
+        assert [e.step for e in mine] == list(range(1, len(mine) + 1))
+        steps = mine[0].predicted_steps
+        assert [e.horizon for e in mine] == schedule.horizons(24, steps, num_steps=len(mine)).tolist()
+        assert [e.effective_horizon for e in mine] == [min(e.horizon, arrived) for e in mine]
+        assert len(mine) <= MODEL.config.max_steps
+        assert mine[-1].token == MODEL.config.framing.end or len(mine) == MODEL.config.max_steps
+
+
+def test_nothing_is_written_before_its_horizon_has_arrived():
+    session = MODEL.open(PowerLaw(1))
+    for arrived, token in enumerate(stream(70), start=1):
+        for event in session.push(token[None]):
+            assert event.window * 24 + event.horizon <= arrived
+
+
+def test_without_tokens_there_is_no_text():
+    session = MODEL.open(PowerLaw(0.5))
+    assert list(session.push(np.zeros((0, 16)))) == []
+    assert list(session.finish()) == []
+
+
+def test_the_text_of_the_events_is_the_text():
+    events = decode(MODEL.open(PowerLaw(0.4)), stream(24))
+    ids = [e.token for e in events if e.token != MODEL.config.framing.end]
+    assert TOKENIZER.decode(ids).startswith("".join(e.text for e in events))
+
+
+def test_history_changes_the_next_window_and_only_that():
+    forgetful = Model.from_preset("tiny", tokenizer=TOKENIZER, seed=2, history=False)
+    forgetful.load_state_dict(MODEL.state_dict())
+    first, second = stream(24), stream(24, seed=1)
+    with_past = MODEL.open(WaitK(3, 0.7))
+    events = [*with_past.push(torch.cat([first, second])), *with_past.finish()]
+    again = decode(MODEL.open(WaitK(3, 0.7)), torch.cat([stream(24, seed=9), second]))
+    assert [e for e in events if e.window == 0] == decode(forgetful.open(WaitK(3, 0.7)), first)
+    one, other = ([dataclasses.replace(e, text="") for e in es if e.window == 1] for es in (events, again))
+    assert one != other  # another first window, another history, another second window
+    plain = decode(forgetful.open(WaitK(3, 0.7)), torch.cat([first, second]))
+    fresh = decode(forgetful.open(WaitK(3, 0.7)), torch.cat([stream(24, seed=9), second]))
+    assert [e.token for e in plain if e.window == 1] == [e.token for e in fresh if e.window == 1]
+
+
+def test_memory_is_bounded_over_a_long_stream():
+    session = MODEL.open(PowerLaw(1), steps=4)
+    sizes = set()
+    for token in stream(24 * 12):
+        for _ in session.push(token[None]):
+            pass
+        cached = sum(k.numel() for pairs in (session._cache.cross, session._cache.text) for k, _ in pairs)
+        sizes.add((session._tokens_TE.shape[0] <= 48, cached <= 2 * 2 * 128 * 64))
+    assert sizes == {(True, True)}
+
+
+def test_a_fix_model_waits_for_its_window():
+    model = Model.from_preset("tiny", length="fix", history=False)
+    session = model.open(PowerLaw(1))
+    assert list(session.push(stream(23))) == []
+    assert list(session.push(stream(1)))
+
+
+def test_a_nan_stops_the_stream_where_it_is_read_and_not_before():
+    tokens = stream(24)
+    clean = decode(MODEL.open(WaitK(2, 1)), tokens)
+    tokens[12] = torch.nan
+    session, events = MODEL.open(WaitK(2, 1)), []
+    with pytest.raises(ZendayaError, match="not finite"):
+        events.extend(session.push(tokens))
+    assert events == clean[:11]
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda: MODEL.open(PowerLaw(0.5), window=0),
+        lambda: MODEL.open(PowerLaw(0.5), window=25),
+        lambda: MODEL.open(PowerLaw(0.5), steps=0),
+        lambda: MODEL.open(PowerLaw(0.5), steps=33),
+        lambda: Model.from_preset("tiny", length="none").open(PowerLaw(0.5)),
+        lambda: MODEL.open(Full()).push(torch.zeros(3, 15)),
+        lambda: MODEL.open(Full()).push(torch.zeros(16)),
+    ],
+)
+def test_misuse_is_one_clear_line(do):
+    with pytest.raises(ZendayaError) as caught:
+        do()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_finished_stream_takes_no_more():
+    session = MODEL.open(Full())
+    list(session.finish())
+    with pytest.raises(ZendayaError, match="finished"):
+        session.push(stream(1))
