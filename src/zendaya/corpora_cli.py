@@ -58,7 +58,8 @@ def _text(result: Check, every: bool) -> str:
             lines.append(f"{name}: F {split.geometry.source_tokens}, N {split.geometry.steps}, ρ = F/N {split.geometry.rho}")
     lines += ["", f"regime  {result.regime}"]
     if result.gamma is not None:
-        lines.append(f"γ       {result.gamma:.3f} for a lean first token: about {result.first_tokens} source tokens are read before it")
+        tokens = "1 source token" if result.first_tokens == 1 else f"{result.first_tokens} source tokens"
+        lines.append(f"γ       {result.gamma:.3f} for a lean first token, written after about {tokens}")
     return "\n".join([*lines, "", *_problems(result, every)])
 
 

@@ -60,7 +60,9 @@ def clips(path: Path, problems: list[Problem]) -> Iterator[Clip]:
         seen.add((clip.split, clip.id))
         if clip.media and not (path.parent / clip.media).is_file():
             report(problems, "missing-media", where, f"{snippet(clip.media)} is not there, seen from the folder of the manifest")
-        yield clip if clip.source else checked(clip, where, problems)
+        if not clip.media and not clip.source:
+            report(problems, "empty-source", where, f"{snippet(clip.id)}: a source without text")
+        yield checked(clip, where, problems) if clip.media else clip
     if not seen:
         raise unreadable(path, "a JSON object a line with id, references and media or source", problems)
 
