@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -89,3 +91,11 @@ def test_a_mistake_is_one_of_our_errors_in_one_line(tmp_path):
             run(*words)
         assert isinstance(raised.value, ZendayaError)
         assert "\n" not in str(raised.value)
+
+
+def test_a_mistake_ends_in_one_line_and_exit_code_2(tmp_path):
+    code = "from zendaya import cli, corpora_cli; cli.app.add_typer(corpora_cli.app, name='corpora'); cli.main()"
+    words = [sys.executable, "-c", code, "corpora", "check", "charades-sta", str(tmp_path)]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "holds none of charades_sta_train.txt" in result.stderr
