@@ -189,7 +189,7 @@ def test_a_line_without_end_is_refused(put, monkeypatch):
 
 
 def library(num_books, per_recording, *, titles=None):
-    """Books of two recordings each; `titles` maps a book's directory to the title it shares with others."""
+    """Books of two recordings each; `titles` maps (book, chapter) to a title shared with others."""
     for book in range(num_books):
         for chapter in range(2):
             for number in range(per_recording):
@@ -202,23 +202,22 @@ def library(num_books, per_recording, *, titles=None):
                     references=("x",),
                     start_s=10.0 * number,
                     end_s=10.0 * number + 9,
-                    group=(titles or {}).get(book, f"dir{book}"),
+                    group=(titles or {}).get((book, chapter), f"dir{book}"),
                 )
 
 
 @given(
     seed=st.integers(0, 2**32),
     order=st.randoms(use_true_random=False),
-    titles=st.dictionaries(st.integers(0, 29), st.sampled_from(["emma", "ulysses"]), max_size=6),
+    titles=st.dictionaries(st.tuples(st.integers(0, 29), st.integers(0, 1)), st.sampled_from(["emma", "ulysses"]), max_size=6),
 )
-def test_the_subset_is_book_disjoint_and_the_same_in_any_order(seed: int, order: random.Random, titles: dict[int, str]):
+def test_the_subset_is_book_disjoint_and_the_same_in_any_order(seed: int, order: random.Random, titles: dict[tuple[int, int], str]):
     clips = list(library(30, 6, titles=titles))
     chosen = libriheavy.subset(clips, num_train=100, num_valid=20, num_test=25, seed=seed)
     assert [sum(c.split == s for c in chosen) for s in ("train", "valid", "test")] == [100, 20, 25]
     assert len({c.id for c in chosen}) == 145
-    for books in ({s: {c.group for c in chosen if c.split == s} for s in ("train", "valid", "test")},):
-        assert not books["train"] & (books["valid"] | books["test"])
-        assert not books["valid"] & books["test"]
+    books = [{c.group for c in chosen if c.split == s} for s in ("train", "valid", "test")]
+    assert sum(map(len, books)) == len(set.union(*books))
     directories = [{c.stream.split("/")[2] for c in chosen if c.split == s} for s in ("train", "valid", "test")]
     assert sum(map(len, directories)) == len(set.union(*directories))
     order.shuffle(clips)
@@ -234,9 +233,24 @@ def test_the_subset_depends_on_the_seed():
     assert chosen[0] != chosen[1]
 
 
+def test_the_recordings_within_a_split_depend_on_the_seed():
+    clips = list(library(30, 6))
+    chosen = [{c.stream for c in libriheavy.subset(clips, num_train=60, num_valid=0, num_test=0, seed=s)} for s in (0, 1)]
+    assert chosen[0] != chosen[1]
+    assert all(len(streams) == 10 for streams in chosen)
+
+
+def test_a_directory_with_two_titles_is_one_book_with_all_that_share_them():
+    # dir0 and dir1 share a title in one chapter, dir1 and dir2 another: the three are one book.
+    titles = {(0, 0): "emma", (1, 0): "emma", (1, 1): "ulysses", (2, 1): "ulysses"}
+    for seed in range(20):
+        chosen = libriheavy.subset(library(6, 5, titles=titles), num_train=5, num_valid=5, num_test=5, seed=seed)
+        assert len({c.split for c in chosen if c.stream.split("/")[2] in ("dir0", "dir1", "dir2")}) <= 1
+
+
 def test_one_book_cannot_be_split():
     with pytest.raises(CorpusError, match="60 usable utterances of 1 books, which left 0 for valid; read a larger manifest"):
-        libriheavy.subset(library(5, 6, titles=dict.fromkeys(range(5), "emma")), num_train=10, num_valid=10, num_test=10)
+        libriheavy.subset(library(5, 6, titles={(book, 1): "emma" for book in range(5)}), num_train=10, num_valid=10, num_test=10)
 
 
 def test_the_registered_subset_reads_the_smallest_training_manifest(put):

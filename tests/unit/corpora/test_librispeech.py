@@ -76,6 +76,9 @@ def test_a_speaker_in_train_and_test_is_reported(put):
     put("opus/1-3-0000.opus", "x")
     reading = read("librispeech", put("manifest.jsonl", line("1-2-0000") + line("1-3-0000", split="test")))
     assert [(p.kind, p.where) for p in reading.problems] == [("shared-group", "librispeech:'1'")]
+    # Two tests may share a speaker: nothing was learnt from either.
+    reading = read("librispeech", put("manifest.jsonl", line("1-2-0000", split="valid") + line("1-3-0000", split="test")))
+    assert not reading.problems
 
 
 def test_the_folders_of_openslr(put, collect):
