@@ -35,6 +35,7 @@ ROOMS = [
     "report",
     "demo",
     "serve",
+    "corpora_cli",
     "cli",
 ]
 ALSO_FORBIDDEN = {"encoders": {"corpora"}, "decoder": {"encoders", "corpora", "metrics"}, "model": {"encoders", "corpora", "metrics"}}
