@@ -11,8 +11,8 @@ from torch import Tensor
 
 from zendaya import report
 from zendaya.audit import audit
+from zendaya.audit.leaks import LEAKS
 from zendaya.errors import MissingExtraError
-from zendaya.leaks import LEAKS
 from zendaya.model import Model
 from zendaya.schedule import PowerLaw
 

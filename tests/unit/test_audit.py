@@ -5,7 +5,7 @@ import pytest
 
 from zendaya import Model, PowerLaw, WaitK, ZendayaError
 from zendaya.audit import AuditReport, audit, default_schedules
-from zendaya.leaks import LEAKS
+from zendaya.audit.leaks import LEAKS
 from zendaya.model import preset, presets
 
 # On which path each planted leak must show.

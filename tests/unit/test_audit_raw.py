@@ -1,18 +1,21 @@
 """The raw-input audit: it passes encoders that keep their word and catches those that do not."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from zendaya.audit_raw import CHANGES, audit_encoder
+from zendaya import Model, PowerLaw, WaitK
+from zendaya.audit.raw import CHANGES, audit_encoder, audit_to_text
 from zendaya.encoders import Frame, Tokens, Traits
 from zendaya.encoders.features import PCA, Precomputed
 from zendaya.encoders.frames import FrameEncoder
 from zendaya.encoders.media import read_audio, read_video
 from zendaya.encoders.whisper_stream import WhisperBlocks, WhisperFull, load_whisper
 from zendaya.errors import ConfigError, SourceError
+from zendaya.model import preset
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +180,47 @@ def test_rows():
         audit_encoder(Means(), rows)
 
 
+def small_model(dim):
+    config = preset("tiny")
+    return Model.from_preset("tiny", decoder=dataclasses.replace(config.decoder, source_dim=dim))
+
+
+def test_from_samples_to_text(tiny_en, voice):
+    model = small_model(tiny_en.traits.dim)
+    for schedule in (PowerLaw(1), WaitK(2, 0.5)):
+        found = audit_to_text(tiny_en, voice, lambda schedule=schedule: model.open(schedule, max_steps=8), num_cuts=4)
+        assert found.clean, str(found)
+        assert found.num_compared > 20
+        assert "to text" in str(found)
+
+
+def test_from_frames_to_text():
+    generator = np.random.default_rng(0)
+    frames = [Frame(generator.integers(0, 256, (6, 8, 3), np.uint8), i / 3, i / 3 + 0.04) for i in range(40)]
+    model = small_model(1)
+    assert audit_to_text(Brightness(), frames, lambda: model.open(PowerLaw(1)), num_cuts=4).clean
+
+
+def test_an_encoder_that_leaks_shows_in_the_text(tiny_en, voice):
+    full = WhisperFull(tiny_en.encoder, "tiny.en", pool=5)
+    model = small_model(full.traits.dim)
+    # The text itself must change, not only a number: weights that listen.
+    with torch.no_grad():
+        for layer in model.decoder.layers:
+            layer.cross_attention.out.weight.mul_(20)
+    found = audit_to_text(full, voice, lambda: model.open(PowerLaw(1), steps=8), arrivals="own", cuts_s=[1.0, 2.0])
+    assert not found.clean
+    assert found.leaks[0].arrival_s <= 2.0
+    honest = audit_to_text(tiny_en, voice, lambda: model.open(PowerLaw(1), steps=8), cuts_s=[1.0, 2.0])
+    assert honest.clean, str(honest)
+
+
+def test_an_event_too_many_is_a_leak_too(voice):
+    model = small_model(1)
+    assert audit_to_text(Means(), voice[:9000], lambda: model.open(WaitK(2, 1)), num_cuts=2).clean
+    assert audit_to_text(Means("number"), voice[:9000], lambda: model.open(WaitK(2, 1)), num_cuts=4).leaks
+
+
 def test_what_cannot_be_audited(voice):
     with pytest.raises(SourceError, match="at least two"):
         audit_encoder(Means(), voice[:1])
@@ -199,7 +243,16 @@ def test_real_speech_and_video(request, tiny_en):
     audit = audit_encoder(tiny_en, samples, num_cuts=4)
     print(audit)
     assert audit.clean
+    model = small_model(tiny_en.traits.dim)
+    audit = audit_to_text(tiny_en, samples, lambda: model.open(PowerLaw(0.5), max_steps=12), num_cuts=2)
+    print(audit)
+    assert audit.clean
     video = sorted((data / "msvd/sample_videos").glob("*.avi"))[0]
-    audit = audit_encoder(EfficientNetLite0(), list(read_video(video))[:6], num_cuts=2)
+    encoder, frames = EfficientNetLite0(), list(read_video(video))[:12]
+    audit = audit_encoder(encoder, frames, num_cuts=2)
+    print(audit)
+    assert audit.clean
+    model = small_model(encoder.traits.dim)
+    audit = audit_to_text(encoder, frames, lambda: model.open(PowerLaw(1), window=6), num_cuts=2)
     print(audit)
     assert audit.clean

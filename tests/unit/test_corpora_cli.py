@@ -8,12 +8,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from zendaya import corpora_cli
+from zendaya.cli import corpora as corpora_command
 from zendaya.corpora import CORPORA
 from zendaya.errors import CorpusError, ZendayaError
 
 main = typer.Typer()
-main.add_typer(corpora_cli.app, name="corpora")
+main.add_typer(corpora_command.app, name="corpora")
 
 
 @main.command()
@@ -94,7 +94,7 @@ def test_a_mistake_is_one_of_our_errors_in_one_line(tmp_path):
 
 
 def test_a_mistake_ends_in_one_line_and_exit_code_2(tmp_path):
-    code = "from zendaya import cli, corpora_cli; cli.app.add_typer(corpora_cli.app, name='corpora'); cli.main()"
+    code = "from zendaya import cli; cli.main()"
     words = [sys.executable, "-c", code, "corpora", "check", "charades-sta", str(tmp_path)]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)

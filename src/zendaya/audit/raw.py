@@ -1,6 +1,7 @@
-"""The leakage audit of encoders: no token depends on raw input that had not arrived when it did (METHOD §7).
+"""The audit from raw input on: no token, and no text, depends on samples or frames that had not arrived (METHOD §7).
 
-Everything after a moment t is replaced, by anything, nothing, or more; every token that arrived by t must be the same, bit for bit.
+Everything after a moment t is replaced, by anything, nothing, or more; every token that arrived by t, and every event written
+from those that had, must be the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 from zendaya.encoders import Encoder, Frame, Tokens
 from zendaya.errors import ConfigError, SourceError
+from zendaya.records import Event
+from zendaya.stream import Session
 
 CHANGES = ("other", "noise", "silence", "nothing", "more", "broken")
 """What the input after t becomes: itself altered, random, zero, absent, longer, unreadable (NaN, a frame of no pixels)."""
@@ -26,14 +29,15 @@ Raw = npt.NDArray[np.floating[Any]] | Sequence[Frame]
 
 @dataclass(frozen=True)
 class RawLeak:
-    """A token that changed, came or went when input after its arrival did."""
+    """A token or a written event that changed, came or went when input after its moment did."""
 
     cut_s: float
     change: str
     token: int
+    """Which source token, or which event, from 0."""
     arrival_s: float
     difference: float
-    """Largest change of a feature; infinite if the token came or went."""
+    """Largest change of a feature; infinite if the token came or went, or if it is an event that changed."""
 
 
 @dataclass(frozen=True)
@@ -73,34 +77,88 @@ def audit_encoder(
     With `own`, each token is taken to have arrived at the end of its own place in time, whatever the encoder states: what a
     replay of stored features does if it paces them by their rate. An encoder that looks ahead is caught by it.
     """
-    if arrivals not in ("stated", "own"):
-        raise ConfigError(f"audit: arrivals must be 'stated' or 'own': got {arrivals!r}")
-    generator = np.random.default_rng(seed)
-    kind = _kind(encoder, raw)
-    ends_s = kind.ends_s(raw)
-    if ends_s.size < 2:
-        raise SourceError(f"audit: expected at least two samples, rows or frames of input: got {ends_s.size}")
-    claim: Callable[[Tokens], Tokens] = _own(encoder) if arrivals == "own" else lambda tokens: tokens
-    reference = claim(_gather(encoder, kind.chunks(raw, generator), until_s=np.inf, finish=True, broken=False))
-    if cuts_s is None:
-        early_s = reference.arrival_s[reference.arrival_s < ends_s[-1]]
-        # An arrival itself is the sharpest moment: one sample more and the token may differ.
-        sharp_s = generator.choice(early_s, min(num_cuts - num_cuts // 2, early_s.size), replace=False) if early_s.size else early_s
-        cuts_s = [*generator.uniform(0, ends_s[-1], num_cuts - sharp_s.size), *sharp_s]
+    trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
     leaks, compared = [], 0
-    for cut_s in sorted(float(cut_s) for cut_s in cuts_s):
-        kept = int(np.searchsorted(ends_s, cut_s, side="right"))
-        expected = int(np.searchsorted(reference.arrival_s, cut_s, side="right"))
-        for change in CHANGES:
-            altered = kind.join(raw[:kept], kind.change(raw, kept, change, generator))
-            # The end of the input is itself input: what the encoder gives on hearing of it did not arrive by t.
-            finish = arrivals == "own"
-            until_s = np.inf if finish else cut_s
-            got = claim(_gather(encoder, kind.chunks(altered, generator), until_s=until_s, finish=finish, broken=change == "broken"))
-            compared += expected
-            if (leak := _compare(reference, got, expected, cut_s, change, count=not finish)) is not None:
-                leaks.append(leak)
-    return RawAudit(encoder.traits.name, len(cuts_s), compared, tuple(leaks))
+    for cut_s, change, got in trials:
+        expected = int(np.searchsorted(trials.reference.arrival_s, cut_s, side="right"))
+        compared += expected
+        if (leak := _compare(trials.reference, got, expected, cut_s, change, count=arrivals == "stated")) is not None:
+            leaks.append(leak)
+    return RawAudit(encoder.traits.name, len(trials.cuts_s), compared, tuple(leaks))
+
+
+def audit_to_text(
+    encoder: Encoder[Any, Any], raw: Raw, open_session: Callable[[], Session], *, cuts_s: Sequence[float] | None = None, num_cuts: int = 6,
+    seed: int = 0, arrivals: Literal["stated", "own"] = "stated",
+) -> RawAudit:  # fmt: skip
+    """Audit all the way: raw input, encoder, live session, the events it had written by each moment.
+
+    `open_session` opens the session to audit, as in `lambda: model.open(PowerLaw(0.5))`. Each token is pushed when it arrives.
+    """
+    trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
+    reference = _written(open_session(), trials.reference, np.inf)
+    leaks, compared = [], 0
+    for cut_s, change, got in trials:
+        expected = [timed for timed in reference if timed[0] <= cut_s]
+        written = _written(open_session(), got, cut_s)
+        compared += len(expected)
+        if written != expected and not (change == "broken" and arrivals == "own" and written == expected[: len(written)]):
+            same = [ours == theirs for ours, theirs in zip(expected, written, strict=False)]
+            first = same.index(False) if False in same else len(same)
+            moment_s = (expected if first < len(expected) else written)[first][0]
+            leaks.append(RawLeak(cut_s, change, first, moment_s, np.inf))
+    return RawAudit(f"{encoder.traits.name} to text", len(trials.cuts_s), compared, tuple(leaks))
+
+
+def _written(session: Session, tokens: Tokens, until_s: float) -> list[tuple[float, Event]]:
+    """The events that tokens arriving by `until_s` allow, each with the moment of its writing."""
+    events: list[tuple[float, Event]] = []
+    for value_E, arrival_s in zip(tokens.values_TE, tokens.arrival_s.tolist(), strict=True):
+        if arrival_s > until_s:
+            break
+        events += [(arrival_s, event) for event in session.push(value_E[None])]
+    return events
+
+
+class _Trials:
+    """Every cut with every change: what the encoder gives for the altered input, beside what it gave for the true one."""
+
+    def __init__(
+        self, encoder: Encoder[Any, Any], raw: Raw, arrivals: str, cuts_s: Sequence[float] | None, num_cuts: int, seed: int
+    ) -> None:
+        if arrivals not in ("stated", "own"):
+            raise ConfigError(f"audit: arrivals must be 'stated' or 'own': got {arrivals!r}")
+        self.encoder, self.raw, self.kind = encoder, raw, _kind(encoder, raw)
+        self.generator = np.random.default_rng(seed)
+        self.claim: Callable[[Tokens], Tokens] = _own(encoder) if arrivals == "own" else lambda tokens: tokens
+        # The end of the input is itself input: what the encoder gives on hearing of it did not arrive by t.
+        self.finish = arrivals == "own"
+        self.ends_s = self.kind.ends_s(raw)
+        if self.ends_s.size < 2:
+            raise SourceError(f"audit: expected at least two samples, rows or frames of input: got {self.ends_s.size}")
+        chunks = self.kind.chunks(raw, self.generator)
+        self.reference = self.claim(_gather(encoder, chunks, until_s=np.inf, finish=True, broken=False))
+        self.cuts_s = sorted(self._draw(num_cuts) if cuts_s is None else map(float, cuts_s))
+
+    def _draw(self, num_cuts: int) -> list[float]:
+        early_s = self.reference.arrival_s[self.reference.arrival_s < self.ends_s[-1]]
+        # An arrival itself is the sharpest moment: one sample more and the token may differ.
+        num_sharp = min(num_cuts - num_cuts // 2, early_s.size)
+        sharp_s = self.generator.choice(early_s, num_sharp, replace=False) if num_sharp else early_s[:0]
+        return [*self.generator.uniform(0, self.ends_s[-1], num_cuts - num_sharp).tolist(), *sharp_s.tolist()]
+
+    def __iter__(self) -> Iterator[tuple[float, str, Tokens]]:
+        for cut_s in self.cuts_s:
+            kept = int(np.searchsorted(self.ends_s, cut_s, side="right"))
+            for change in CHANGES:
+                altered = self.kind.join(self.raw[:kept], self.kind.change(self.raw, kept, change, self.generator))
+                chunks = self.kind.chunks(altered, self.generator)
+                until_s = np.inf if self.finish else cut_s
+                yield (
+                    cut_s,
+                    change,
+                    self.claim(_gather(self.encoder, chunks, until_s=until_s, finish=self.finish, broken=change == "broken")),
+                )
 
 
 def _own(encoder: Encoder[Any, Any]) -> Callable[[Tokens], Tokens]:

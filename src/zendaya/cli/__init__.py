@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zendaya
-from zendaya import corpora_cli
+from zendaya.cli import corpora as corpora_command
 from zendaya.errors import ConfigError, ScheduleError, ZendayaError
 from zendaya.schedule import PowerLaw, Rounding, parse_schedule
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )  # fmt: skip
 
-app.add_typer(corpora_cli.app, name="corpora")
+app.add_typer(corpora_command.app, name="corpora")
 
 
 def main() -> None:
@@ -157,7 +157,7 @@ def audit(
     """
     from zendaya.audit import AuditReport, default_schedules
     from zendaya.audit import audit as run
-    from zendaya.leaks import LEAKS
+    from zendaya.audit.leaks import LEAKS
     from zendaya.model import Model
     from zendaya.model import presets as names
 
