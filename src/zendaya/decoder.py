@@ -22,8 +22,8 @@ from zendaya.errors import ConfigError, SourceError
 BLOCK = 16
 """Source tokens are projected in blocks of this many, each token always at the same place of its block: see `Decoder.read`."""
 
-LARGEST_FEATURE = 1e30
-"""A source token with a feature beyond this (or NaN) is unreadable: its products would overflow float32."""
+LARGEST_FEATURE = 1e12
+"""A source token with a feature beyond this (or NaN) is unreadable: no encoder gives such numbers, and their products overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,13 @@ class DecoderConfig:
             raise ConfigError(f"decoder config: without embed_source, source_dim must equal dim: got {self.source_dim} and {self.dim}")
 
     @classmethod
-    def whisper(cls, *, dim: int, layers: int, heads: int, vocab_size: int) -> DecoderConfig:
+    def whisper(
+        cls, *, dim: int, layers: int, heads: int, vocab_size: int, ffn_dim: int | None = None, max_rows: int = 448, max_source: int = 1500
+    ) -> DecoderConfig:
         """Whisper's decoder: pre-norm, biases, GELU, learned positions, tied output; 448 text rows over 1,500 source tokens."""
         return cls(
-            vocab_size=vocab_size, source_dim=dim, max_source=1500, max_rows=448, dim=dim, layers=layers, heads=heads,
-            head_dim=dim // heads, ffn_dim=4 * dim, dropout=0.0, norm="pre", embed_source=False,
+            vocab_size=vocab_size, source_dim=dim, max_source=max_source, max_rows=max_rows, dim=dim, layers=layers, heads=heads,
+            head_dim=dim // heads, ffn_dim=ffn_dim or 4 * dim, dropout=0.0, norm="pre", embed_source=False,
         )  # fmt: skip
 
 
@@ -233,6 +235,8 @@ class Decoder(nn.Module):
 
         With a history, its rows come first, read the window before and nothing else, and are not returned (METHOD §4).
         """
+        if source_BFE.shape[1] > self.config.max_source:
+            raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {source_BFE.shape[1]}")
         memory_BMD, readable_BM = self._embed_source(source_BFE)
         num_history = 0
         mask_self: Tensor | None = None
@@ -244,10 +248,11 @@ class Decoder(nn.Module):
             ids_BN = torch.cat([history.ids_BH, ids_BN], 1)
             mask_self = self._self_licence(history.lengths_B, num_history, ids_BN.shape[1])
         licence_BNM = self._licence(horizons_BN, source_BFE.shape[1], history)
-        # A masked score is -inf and its weight exactly 0, but 0 · NaN is NaN: unreadable tokens are zeroed for the sums,
-        # and the rows that were licensed to read one, with all after them, end as NaN, as the sliced path makes them.
+        # A masked score is -inf and its weight exactly 0, but 0 · NaN is NaN: unreadable tokens are zeroed for the sums, and so
+        # is a row that overflowed before later layers mix rows. The rows that were licensed to read an unreadable token, or
+        # overflowed, and all rows after them end as NaN, as the sliced path makes them.
         memory_BMD = torch.where(readable_BM[..., None], memory_BMD, 0.0)
-        spoiled_BN = _so_far((licence_BNM & ~readable_BM[:, None]).any(-1))
+        spoiled_BN = (licence_BNM & ~readable_BM[:, None]).any(-1)
         blind_BN1 = ~licence_BNM.any(-1, keepdim=True)
         # A row that may read nothing outputs zero; for the sums it looks at the first token, so that no gradient is NaN.
         mask_cross = (licence_BNM | (blind_BN1 & (torch.arange(licence_BNM.shape[2], device=blind_BN1.device) == 0)))[:, None]
@@ -260,8 +265,9 @@ class Decoder(nn.Module):
 
         x_BND = self._embed_text(ids_BN, self._row_positions(history, ids_BN.shape[1]))
         for layer in self.layers:
-            x_BND = layer(x_BND, attend_self, attend_cross)
-        return self._logits(x_BND[:, num_history:]).masked_fill(spoiled_BN[:, num_history:, None], torch.nan)
+            x_BND, overflowed_BN = _contain(layer(x_BND, attend_self, attend_cross))
+            spoiled_BN = spoiled_BN | overflowed_BN
+        return self._logits(x_BND[:, num_history:]).masked_fill(_so_far(spoiled_BN)[:, num_history:, None], torch.nan)
 
     def _licence(self, horizons_BN: Tensor, num_source: int, history: History | None) -> Tensor:
         """What each row may read of the memory: active rows `w_k[:Ω]` alone, history rows `w_{k−1}` alone."""
@@ -309,7 +315,8 @@ class Decoder(nn.Module):
         readable_BF = _readable(source_BFE)
         memory_BFD = self._place_source(source_BFE, readable_BF, 0)
         for layer in self.source_layers:
-            memory_BFD = layer(memory_BFD, self._attend_source)
+            memory_BFD, overflowed_BF = _contain(layer(memory_BFD, self._attend_source))
+            readable_BF = readable_BF & ~overflowed_BF
         if self.source_layers:
             readable_BF = ~_so_far(~readable_BF)
         return memory_BFD, readable_BF
@@ -360,7 +367,9 @@ class Decoder(nn.Module):
         readable_BT = _readable(block_BTE)
         x_BTD = self._place_source(block_BTE, readable_BT, start)
         for index, source_layer in enumerate(self.source_layers):
-            x_BTD = source_layer(x_BTD, lambda attention, x, index=index: self._attend_context(cache, index, attention, x, start))
+            y_BTD = source_layer(x_BTD, lambda attention, x, index=index: self._attend_context(cache, index, attention, x, start))
+            x_BTD, overflowed_BT = _contain(y_BTD)
+            readable_BT = readable_BT & ~overflowed_BT
         if self.source_layers:
             readable_BT = ~_so_far(~readable_BT)
             if cache.unreadable_B is not None:
@@ -385,7 +394,7 @@ class Decoder(nn.Module):
 
     def step(self, cache: Cache, ids_B: Tensor, horizons: int | Sequence[int]) -> Tensor:
         """One decode step: the row that holds the last token, reading `[:Ω]` of each stream's source; logits (B, V)."""
-        per_stream = [horizons] * cache.batch if isinstance(horizons, int) else [int(h) for h in horizons]
+        per_stream = [int(h) for h in horizons] if isinstance(horizons, Sequence) else [int(horizons)] * cache.batch
         return self._write_rows(cache, ids_B[:, None], per_stream)
 
     def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int]) -> Tensor:
@@ -424,6 +433,12 @@ class Decoder(nn.Module):
 def _readable(source_BTE: Tensor) -> Tensor:
     """Which tokens are finite and not absurdly large (a NaN compares false)."""
     return source_BTE.abs().amax(-1) < LARGEST_FEATURE
+
+
+def _contain(x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that overflowed set to zero, so that they stay their own; and which they were."""
+    overflowed_BT = ~torch.isfinite(x_BTD).all(-1)
+    return torch.where(overflowed_BT[..., None], 0.0, x_BTD), overflowed_BT
 
 
 def _so_far(flags_BT: Tensor) -> Tensor:

@@ -5,12 +5,12 @@ Shape suffixes as in decoder.py.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import safetensors
 import safetensors.torch
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
+from huggingface_hub import ModelHubMixin, constants, hf_hub_download
 from torch import Tensor, nn
 
+from zendaya.atomic import write_atomically
 from zendaya.decoder import Decoder, DecoderConfig, History
 from zendaya.errors import CheckpointError, ConfigError, SourceError
 from zendaya.length import FixLength, InfLength, pool
@@ -52,15 +53,21 @@ class ModelConfig:
     framing: Framing = dataclasses.field(default_factory=Framing)
 
     def __post_init__(self) -> None:
+        for name in ("window", "max_steps", "length_hidden"):
+            value: object = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"model config: {name} must be a whole number, at least 1: got {value!r}")
+        if not isinstance(self.history, bool):
+            raise ConfigError(f"model config: history must be true or false: got {self.history!r}")
         if not 1 <= self.window <= self.decoder.max_source:
             raise ConfigError(
                 f"model config: window must lie in 1 … {self.decoder.max_source}, the decoder's max_source: got {self.window}"
             )
         rows = len(self.framing.prompt) + self.max_steps - 1 + (1 + self.max_steps if self.history else 0)
-        if self.max_steps < 1 or rows > self.decoder.max_rows:
+        if rows > self.decoder.max_rows:
             raise ConfigError(f"model config: max_steps={self.max_steps} needs {rows} text rows: the decoder has {self.decoder.max_rows}")
-        if self.length not in ("none", "fix", "inf") or self.length_hidden < 1:
-            raise ConfigError(f"model config: length must be 'none', 'fix' or 'inf': got {self.length!r} (hidden {self.length_hidden})")
+        if self.length not in ("none", "fix", "inf"):
+            raise ConfigError(f"model config: length must be 'none', 'fix' or 'inf': got {self.length!r}")
         frame = self.framing
         ids = (*frame.prompt, frame.end, frame.previous, *frame.suppress, *frame.suppress_first)
         if min(ids) < 0 or max(ids) >= self.decoder.vocab_size:
@@ -77,7 +84,9 @@ class ModelConfig:
             fields["decoder"] = DecoderConfig(**fields["decoder"])
             fields["framing"] = Framing(**fields.get("framing", {}))
             return cls(**fields)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"{where}: not a model config of this version: {error}") from None
 
 
@@ -238,9 +247,9 @@ class Model(
             folder.mkdir(parents=True, exist_ok=True)
             self._save_pretrained(folder)
             if not (folder / CARD).exists():
-                _write_atomically(folder / CARD, str(self.generate_model_card(**(model_card_kwargs or {}))).encode())
-        except OSError as error:
-            raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from None
+                write_atomically(folder / CARD, str(self.generate_model_card(**(model_card_kwargs or {}))).encode())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
         if push_to_hub:
             return self.push_to_hub(repo_id or folder.name, model_card_kwargs=model_card_kwargs, **push_to_hub_kwargs)
         return None
@@ -251,12 +260,17 @@ class Model(
         if self.tokenizer is not None:
             metadata["tokenizer"] = self.tokenizer.to_json()
         metadata["sha256"] = _digest(tensors, metadata)
-        _write_atomically(save_directory / WEIGHTS, safetensors.torch.save(tensors, metadata))
-        _write_atomically(save_directory / CONFIG, json.dumps(self.config.to_dict(), indent=2).encode() + b"\n")
+        data = safetensors.torch.save(tensors, metadata)
+
+        def drop_copies() -> None:
+            # Copies of another model must never stand beside the new weights, or a save cut short would be refused.
+            for name in (CONFIG, TOKENIZER):
+                (save_directory / name).unlink(missing_ok=True)
+
+        write_atomically(save_directory / WEIGHTS, data, before_rename=drop_copies)
+        write_atomically(save_directory / CONFIG, json.dumps(self.config.to_dict(), indent=2).encode() + b"\n")
         if self.tokenizer is not None:
-            _write_atomically(save_directory / TOKENIZER, metadata["tokenizer"].encode())
-        else:
-            (save_directory / TOKENIZER).unlink(missing_ok=True)
+            write_atomically(save_directory / TOKENIZER, metadata["tokenizer"].encode())
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -275,8 +289,12 @@ class Model(
         local_files_only: bool, token: str | bool | None, map_location: str = "cpu",
     ) -> AnyModel:  # fmt: skip
         folder = Path(model_id)
-        if not folder.is_dir():
-            if folder.exists() or folder.suffix in PICKLES or model_id.count("/") != 1 or model_id.startswith(("/", ".", "~")):
+        try:
+            found, is_folder = folder.exists(), folder.is_dir()
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{model_id[:80]!r}: not a path: {getattr(error, 'strerror', None) or error}") from None
+        if not is_folder:
+            if found or folder.suffix in PICKLES or model_id.count("/") != 1 or model_id.startswith(("/", ".", "~")):
                 raise CheckpointError(_not_a_folder(folder))
             folder = _download(
                 model_id, revision=revision, cache_dir=cache_dir, force_download=force_download,
@@ -289,20 +307,25 @@ class Model(
         tensors, metadata = _read_weights(folder)
         path = folder / WEIGHTS
         try:
-            config = ModelConfig.from_dict(json.loads(metadata["config"]), str(path))
+            config = ModelConfig.from_dict(_parse(metadata["config"], f"{path}: its config"), str(path))
         except ConfigError as error:
             raise CheckpointError(str(error)) from None
-        copies = {CONFIG: config.to_dict(), TOKENIZER: json.loads(metadata["tokenizer"]) if "tokenizer" in metadata else None}
-        for name, inside in copies.items():
-            _check_copy(folder / name, inside)
-        tokenizer = Tokenizer.from_json(metadata["tokenizer"], str(path)) if "tokenizer" in metadata else None
-        with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced: leave the caller's generator alone
+        tokenizer_json = metadata.get("tokenizer")
+        _check_copy(folder / CONFIG, config.to_dict())
+        _check_copy(folder / TOKENIZER, _parse(tokenizer_json, f"{path}: its tokenizer") if tokenizer_json else None)
+        tokenizer = Tokenizer.from_json(tokenizer_json, str(path)) if tokenizer_json else None
+        with torch.device("meta"):  # shapes alone: nothing is allocated, and no random number drawn
             model = cls(config, tokenizer).eval()
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name in sorted(expected.keys() | got.keys()):
             if expected.get(name) != got.get(name):
                 raise CheckpointError(f"{path}: does not fit its config: {name} should be {expected.get(name)}: got {got.get(name)}")
+        kinds = {tensor.dtype for tensor in tensors.values()}
+        if len(kinds) > 1 or not next(iter(kinds)).is_floating_point:
+            raise CheckpointError(f"{path}: expected weights of one floating-point type: got {', '.join(sorted(map(str, kinds)))}")
+        if broken := [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]:
+            raise CheckpointError(f"{path}: {broken[0]} holds numbers that are not finite: the training that made it had failed")
         model.load_state_dict(tensors, assign=True)
         return model
 
@@ -337,12 +360,14 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         data = path.read_bytes()
         if data[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
             raise CheckpointError(f"{path}: is a pickle under another name, which can run code when read: save it as safetensors")
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
         tensors = safetensors.torch.load(data)
-    except (safetensors.SafetensorError, OSError, ValueError, UnicodeDecodeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # of the same bytes: the file may be replaced meanwhile
+        metadata = header.get("__metadata__", {})
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: not a whole safetensors file ({error}): it is damaged or cut short; fetch or save it again"
         ) from None
@@ -357,19 +382,18 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
+def _parse(text: str | bytes, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{what}: not JSON: it is damaged; save the model again") from None
+
+
 def _check_copy(path: Path, inside: Any) -> None:
     """A readable copy beside the weights, if it is there, says what the weights file says."""
-    if not path.is_file():
-        return
-    try:
-        copy = json.loads(path.read_bytes())
-    except ValueError:
+    if path.is_file() and _parse(path.read_bytes(), str(path)) != inside:
         raise CheckpointError(
-            f"{path}: not JSON: it is damaged; save the model again, or delete this copy of what {WEIGHTS} holds"
-        ) from None
-    if copy != inside:
-        raise CheckpointError(
-            f"{path}: does not match {WEIGHTS} beside it: two checkpoints were mixed, or it was edited; save the model again"
+            f"{path}: does not match {WEIGHTS} beside it: two checkpoints were mixed, or it was edited; save the model again, or delete it"
         )
 
 
@@ -381,43 +405,29 @@ def _not_a_folder(path: Path) -> str:
     return f"{path}: no such folder; expected a checkpoint folder or a hub id (user/name)"
 
 
+def _hub_has_an_address() -> bool:
+    """Whether the hub's name can be looked up; through a proxy that is the proxy's business."""
+    if urllib.request.getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urllib.parse.urlsplit(constants.ENDPOINT).hostname, None)
+    except OSError:
+        return False
+    return True
+
+
 def _download(model_id: str, **options: Any) -> Path:
-    """The folder of a hub id's files in the local cache, the weights first."""
+    """The folder of a hub id's weights in the local cache; they hold all there is, so nothing else is fetched."""
+    reachable = _hub_has_an_address()
+    if not reachable:  # the hub's client would ask again and again for half a minute
+        options["local_files_only"] = True
     try:
-        weights = Path(hf_hub_download(model_id, WEIGHTS, **options))
-        for name in (CONFIG, TOKENIZER):
-            with contextlib.suppress(FileNotFoundError):  # a copy that is not there is not needed
-                hf_hub_download(model_id, name, **options)
-    except Exception as error:
+        return Path(hf_hub_download(model_id, WEIGHTS, **options)).parent
+    except Exception as error:  # the hub's errors have many roots: network, rights, names
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not reachable:
+            first = "it cannot be reached, and the local cache does not hold it"
         raise CheckpointError(f"{model_id}: no such folder here, and not fetched from the hub: {first}") from None
-    return weights.parent
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Write beside, flush to disk, rename over, flush the folder: the old file or the new one, never half of either."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _paper(source_dim: int, window: int, max_steps: int) -> ModelConfig:

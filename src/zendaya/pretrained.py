@@ -35,10 +35,13 @@ def whisper_decoder(weights: WhisperWeights, *, language: str = "en") -> Model:
     config = weights.config
     tokenizer = Tokenizer.from_json(weights.tokenizer_json)
     decoder = DecoderConfig.whisper(
-        dim=config.d_model, layers=config.decoder_layers, heads=config.decoder_attention_heads, vocab_size=config.vocab_size
-    )
+        dim=config.d_model, layers=config.decoder_layers, heads=config.decoder_attention_heads, vocab_size=config.vocab_size,
+        ffn_dim=config.decoder_ffn_dim, max_rows=config.max_target_positions, max_source=config.max_source_positions,
+    )  # fmt: skip
     framing = _framing(tokenizer, weights, language)
-    model = Model(ModelConfig(decoder=decoder, window=1500, max_steps=224, length="none", history=False, framing=framing), tokenizer)
+    steps = min(224, decoder.max_rows - len(framing.prompt) + 1)
+    whole = ModelConfig(decoder=decoder, window=decoder.max_source, max_steps=steps, length="none", history=False, framing=framing)
+    model = Model(whole, tokenizer)
     model.decoder.load_state_dict(_rename(weights.state, config.decoder_layers))
     return model.eval()
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from zendaya.atomic import write_atomically
 from zendaya.errors import MissingExtraError, ZendayaError
 from zendaya.metrics.latency import (
     average_lagging,
@@ -95,19 +94,10 @@ def plot_curves(path: Path, curves: Mapping[str, Sequence[int]], *, source: int,
     axes.set(xlabel="decode step", ylabel="source tokens readable", title=title, xlim=(1, None), ylim=(0, source * 1.03))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    _save_figure(figure, path)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
     pyplot.close(figure)
-
-
-def _save_figure(figure: Any, path: Path) -> None:
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-        os.close(handle)
-        try:
-            figure.savefig(temporary, dpi=150)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomically(path, picture.getvalue())
     except OSError as error:
         raise ZendayaError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -29,12 +29,17 @@ Rounding = Literal["ceil", "floor"]
 
 MAX_COUNT = 2**53
 """Largest F, N or i taken: the largest range in which float64 holds every integer, which the fast path relies on."""
+MAX_CURVE = 10**8
+"""Longest curve given at once: beyond it, ask for single steps with `at`."""
 
 
 def _counts(value: Ints, name: str) -> IntArray:
     """An int64 array of whole numbers ≥ 1, or a ScheduleError that names the argument."""
-    array = np.asarray(value)
-    if array.dtype.kind == "f" and np.all(np.isfinite(array)) and np.all(array == np.floor(array)):
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged
+        raise ScheduleError(f"{name} must be whole numbers, at least 1, in a regular array: got {value!r}") from None
+    if array.dtype.kind == "f" and np.all(np.abs(array) < MAX_COUNT) and np.all(array == np.floor(array)):
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu" or array.size == 0:
         raise ScheduleError(f"{name} must be whole numbers, at least 1: got {value!r}")
@@ -42,6 +47,30 @@ def _counts(value: Ints, name: str) -> IntArray:
         bad = array.min() if array.min() < 1 else array.max()
         raise ScheduleError(f"{name} must be at least 1 and below 2**53: got {bad}")
     return array.astype(np.int64)
+
+
+def _together(**named: Ints) -> list[IntArray]:
+    """The named counts, checked and broadcast against each other."""
+    arrays = [_counts(value, name) for name, value in named.items()]
+    try:
+        return [np.asarray(array) for array in np.broadcast_arrays(*arrays)]
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(named, arrays, strict=True))
+        raise ScheduleError(f"lengths must be single numbers or batches of one shape: got {shapes}") from None
+
+
+def _number(value: object, name: str) -> float | Fraction:
+    """A finite number ≥ 0, a Fraction kept as it is, or a ScheduleError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | np.floating | np.integer):
+        raise ScheduleError(f"{name} must be a number: got {value!r}")
+    try:
+        as_float = float(value)
+    except OverflowError:
+        as_float = math.inf
+    if not 0 <= as_float < math.inf:
+        meaning = " (0 is offline, 1 real time)" if name == "gamma" else ""
+        raise ScheduleError(f"{name} must be finite and at least 0{meaning}: got {value}")
+    return value if isinstance(value, Fraction) else as_float
 
 
 def _decimal_fraction(value: float | Fraction | int) -> Fraction:
@@ -70,11 +99,11 @@ class Schedule(ABC):
         array([[2, 4, 5],
                [2, 4, 4]])
         """
-        source_array, steps_array = np.broadcast_arrays(_counts(source, "source"), _counts(steps, "steps"))
-        count = int(steps_array.max()) if num_steps is None else num_steps
+        source_array, steps_array = _together(source=source, steps=steps)
+        count = int(steps_array.max()) if num_steps is None else int(_counts(num_steps, "num_steps"))
+        if count * source_array.size > MAX_CURVE:
+            raise ScheduleError(f"a curve has at most {MAX_CURVE} horizons: got {count} steps for {source_array.size} sources")
         step = np.arange(1, count + 1)
-        if count == 0:
-            return np.zeros((*source_array.shape, 0), np.int64)
         return self.at(step, source=source_array[..., None], steps=steps_array[..., None])
 
     @overload
@@ -87,7 +116,7 @@ class Schedule(ABC):
         >>> PowerLaw(1).exposure(source=5, steps=3)
         0.7333333333333333
         """
-        source_array, steps_array = np.broadcast_arrays(_counts(source, "source"), _counts(steps, "steps"))
+        source_array, steps_array = _together(source=source, steps=steps)
         means = [
             float(Fraction(sum(self.horizons(f, n).tolist()), f * n))
             for f, n in zip(source_array.ravel().tolist(), steps_array.ravel().tolist(), strict=True)
@@ -120,27 +149,22 @@ class PowerLaw(Schedule):
     array([  1,   4,   9,  16,  25,  36,  49,  64,  81, 100])
     """
 
-    gamma: float
+    gamma: float | Fraction
     rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        gamma: object = self.gamma
-        if isinstance(gamma, bool) or not isinstance(gamma, int | float | Fraction | np.floating | np.integer):
-            raise ScheduleError(f"gamma must be a number: got {gamma!r}")
-        if not 0 <= gamma < math.inf:
-            raise ScheduleError(f"gamma must be finite and at least 0 (0 is offline, 1 real time): got {gamma}")
-        if not isinstance(gamma, Fraction):
-            object.__setattr__(self, "gamma", float(gamma))
+        object.__setattr__(self, "gamma", _number(self.gamma, "gamma"))
         if self.rounding not in ("ceil", "floor"):
             raise ScheduleError(f"rounding must be 'ceil' or 'floor': got {self.rounding!r}")
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
-        step_array, source_array, steps_array = np.broadcast_arrays(
-            _counts(step, "step"), _counts(source, "source"), _counts(steps, "steps")
-        )
+        step_array, source_array, steps_array = _together(step=step, source=source, steps=steps)
         shape = step_array.shape
         source_array, steps_array = np.atleast_1d(source_array, steps_array)
         step_array = np.minimum(np.atleast_1d(step_array), steps_array)
+        if self.gamma == 1 and int(source_array.max()) * int(steps_array.max()) < 2**62:  # whole numbers are exact as they are
+            product = source_array * step_array
+            return (-(-product // steps_array) if self.rounding == "ceil" else product // steps_array).reshape(shape)
         # log near 0 and log1p near 1 keep the logarithm accurate to the last place for every ratio; the two bounds keep
         # a huge gamma finite: exp(-1e6) is 0 all the same.
         rest = (steps_array - step_array) / steps_array
@@ -189,7 +213,13 @@ class PowerLaw(Schedule):
             if first == source:
                 return cls(0.0, rounding)
             raise ScheduleError("a decode of one step reads the whole source at any gamma: a budget needs steps of at least 2")
-        return cls(math.log(source / first) / math.log(steps), rounding)
+        # In real numbers Ω₁ is `first` exactly; the float nearest to γ* may lie on the wrong side of it by its last digit.
+        gamma = math.log(source / first) / math.log(steps)
+        while rounding == "ceil" and cls(gamma).at(1, source=source, steps=steps) > first:
+            gamma = math.nextafter(gamma, math.inf)
+        while rounding == "floor" and cls(gamma, "floor").at(1, source=source, steps=steps) < first:
+            gamma = math.nextafter(gamma, 0.0)
+        return cls(gamma, rounding)
 
     def __str__(self) -> str:
         return f"gamma={self.gamma}" + ("" if self.rounding == "ceil" else ",floor")
@@ -239,23 +269,17 @@ class WaitK(Schedule):
     """
 
     k: int
-    stride: float = 1.0
+    stride: float | Fraction = 1.0
 
     def __post_init__(self) -> None:
         k: object = self.k
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k < MAX_COUNT:
             raise ScheduleError(f"k must be a whole number, at least 1: got {k!r}")
-        stride: object = self.stride
-        if isinstance(stride, bool) or not isinstance(stride, int | float | Fraction | np.floating | np.integer):
-            raise ScheduleError(f"stride must be a number: got {stride!r}")
-        if not 0 <= stride < math.inf:
-            raise ScheduleError(f"stride must be finite and at least 0: got {stride}")
         object.__setattr__(self, "k", int(k))
-        if not isinstance(stride, Fraction):
-            object.__setattr__(self, "stride", float(stride))
+        object.__setattr__(self, "stride", _number(self.stride, "stride"))
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
-        step_array, source_array, _ = np.broadcast_arrays(_counts(step, "step"), _counts(source, "source"), _counts(steps, "steps"))
+        step_array, source_array, _ = _together(step=step, source=source, steps=steps)
         stride = _decimal_fraction(self.stride)
         unique, inverse = np.unique(step_array, return_inverse=True)
         read = np.array([min(MAX_COUNT, self.k + math.ceil(stride * (int(i) - 1))) for i in unique], np.int64)
@@ -274,7 +298,7 @@ class Full(Schedule):
     """
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
-        _, source_array, _ = np.broadcast_arrays(_counts(step, "step"), _counts(source, "source"), _counts(steps, "steps"))
+        _, source_array, _ = _together(step=step, source=source, steps=steps)
         return source_array.copy()
 
     @property
@@ -310,12 +334,16 @@ class Custom(Schedule):
         object.__setattr__(self, "sequence", tuple(int(v) for v in values))
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
-        step_array, source_array, _ = np.broadcast_arrays(_counts(step, "step"), _counts(source, "source"), _counts(steps, "steps"))
+        step_array, source_array, _ = _together(step=step, source=source, steps=steps)
         index = np.minimum(step_array, len(self.sequence)) - 1
         return np.minimum(np.array(self.sequence, np.int64)[index], source_array)
 
     def __str__(self) -> str:
         return "custom=" + ",".join(map(str, self.sequence))
+
+
+def _parse_number(text: str) -> float | Fraction:
+    return Fraction(text) if "/" in text else float(text)
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -329,15 +357,15 @@ def parse_schedule(text: str) -> Schedule:
         if compact == "full":
             return Full()
         if match := re.fullmatch(r"(?:gamma=)?([^=,]+)(,floor|,ceil)?", compact):
-            return PowerLaw(float(match[1]), "floor" if match[2] == ",floor" else "ceil")
+            return PowerLaw(_parse_number(match[1]), "floor" if match[2] == ",floor" else "ceil")
         if match := re.fullmatch(r"wait-?k=([^=,]+)(?:,stride=([^=,]+))?", compact):
-            return WaitK(int(match[1]), float(match[2] or 1))
+            return WaitK(int(match[1]), _parse_number(match[2] or "1"))
         if match := re.fullmatch(r"custom=([^=]+)", compact):
             return Custom([int(value) for value in match[1].split(",")])
     except ScheduleError:
         raise
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         pass
     raise ScheduleError(
-        f"not a schedule: {text!r}; expected a number (gamma), gamma=0.3, gamma=0.3,floor, wait-k=10,stride=2.75, full or custom=1,2,5"
+        f"not a schedule: {text!r}; expected a number (gamma), gamma=1/3, gamma=0.3,floor, wait-k=10,stride=2.75, full or custom=1,2,5"
     )

@@ -42,7 +42,8 @@ class Session:
         if steps is None and model.length is None and schedule.needs_length:
             raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
         self._fixed_steps, self._max_steps = steps, max_steps or config.max_steps
-        self._tokens_TE = torch.zeros(0, config.decoder.source_dim)
+        weight = model.decoder.tokens.weight
+        self._tokens_TE = weight.new_zeros(0, config.decoder.source_dim)
         self._ended = False
         self._window_index = 0
         self._previous: tuple[Tensor, list[int]] | None = None
@@ -54,7 +55,7 @@ class Session:
         if self._ended:
             raise SourceError("the stream was finished: open a new session for more source")
         dim = self._tokens_TE.shape[1]
-        arrived_TE = torch.as_tensor(tokens, dtype=torch.float32)
+        arrived_TE = torch.as_tensor(tokens).to(self._tokens_TE)
         if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
             raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
         self._tokens_TE = torch.cat([self._tokens_TE, arrived_TE])
@@ -125,14 +126,17 @@ class Session:
         if horizon > self._cache.num_source:
             decoder.read(self._cache, self._tokens_TE[None, self._cache.num_source : horizon])
         if not self._written:
-            logits_1V = decoder.prefill(self._cache, torch.tensor([self.model.config.framing.prompt]), horizon)
+            logits_1V = decoder.prefill(self._cache, self._ids([self.model.config.framing.prompt]), horizon)
         else:
-            logits_1V = decoder.step(self._cache, torch.tensor(self._written[-1:]), horizon)
+            logits_1V = decoder.step(self._cache, self._ids(self._written[-1:]), horizon)
         if not bool(torch.isfinite(logits_1V).all()):
             raise SourceError(
                 f"window {self._window_index}: a source token among the first {horizon} is not finite; check what the encoder gives"
             )
         return logits_1V[0]
+
+    def _ids(self, ids: Sequence[Any]) -> Tensor:
+        return torch.tensor(ids, device=self._tokens_TE.device)
 
     def _choose(self, logits_V: Tensor, step: int) -> int:
         """Greedy choice among the tokens that may be written."""
@@ -149,11 +153,13 @@ class Session:
         window_TE = self._window_tokens()
         decoder, framing = self.model.decoder, self.model.config.framing
         if self.model.config.history:
+            if not bool(torch.isfinite(window_TE).all()):
+                raise SourceError(f"window {self._window_index}: it holds a source token that is not finite; check what the encoder gives")
             text = [token for token in self._written if token != framing.end]
             self._previous = (window_TE, text)
             decoder.read(self._cache, window_TE[None, self._cache.num_source :])
             self._cache.forget_text()
-            decoder.prefill(self._cache, torch.tensor([[framing.previous, *text]]), window_TE.shape[0])
+            decoder.prefill(self._cache, self._ids([[framing.previous, *text]]), window_TE.shape[0])
             self._cache.forget_source()
         else:
             self._cache = decoder.start()

@@ -33,7 +33,13 @@ class Framing:
 
     def __post_init__(self) -> None:
         for name in ("prompt", "suppress", "suppress_first"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            value: object = getattr(self, name)
+            if not isinstance(value, list | tuple):
+                raise ConfigError(f"framing: {name} must be a list of ids: got {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        for token in (*self.prompt, self.end, self.previous, *self.suppress, *self.suppress_first):
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise ConfigError(f"framing: an id must be a whole number: got {token!r}")
         if not self.prompt:
             raise ConfigError("framing: the prompt must hold at least one id, the one that predicts the first step")
 

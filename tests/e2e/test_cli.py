@@ -75,6 +75,9 @@ def test_the_dial_is_plotted(tmp_path, suffix):
         ["audit", "--random", "--scale", "clip"],
         ["audit", "--random", "--plant", "tulips"],
         ["audit", "--random", "--cuts", "0"],
+        ["audit", "--random", "--seed", "99999999999999999999999"],
+        ["audit", "--random", "--plant", "all", "--schedule", "0.3"],
+        ["dial", "--gamma", "0.3", "--steps", "4503599627370496"],
         ["turn"],
         ["dial", "--volume", "11"],
     ],
@@ -132,6 +135,15 @@ def test_a_reader_that_goes_away_is_no_error():
     command = f"{ZENDAYA} dial --gamma 0.3 --json | head -c 5"
     result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=300, check=False)
     assert result.stderr == ""
+
+
+def test_a_full_disk_is_one_line():
+    result = subprocess.run(
+        ["bash", "-c", f"{ZENDAYA} dial --gamma 0.3 > /dev/full"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "No space left" in result.stderr
 
 
 def test_the_demo_runs():

@@ -84,6 +84,23 @@ def test_logits_equal_transformers_own_decoder(weights, model):
 
 
 @needs_weights
+def test_masked_and_sliced_paths_agree_on_trained_weights(model):
+    generator = torch.Generator().manual_seed(3)
+    source, text = torch.randn(200, 384, generator=generator), torch.randint(0, 50000, (29,), generator=generator).tolist()
+    schedule = PowerLaw(0.5)
+    with torch.inference_mode():
+        masked = model(model.batch([source], [text], schedule))[0]
+        cache, rows = model.decoder.start(), []
+        model.decoder.read(cache, source[None])
+        for token, horizon in zip([None, *text], schedule.horizons(200, 30), strict=True):
+            ids = torch.tensor([model.config.framing.prompt if token is None else [token]])
+            rows.append(model.decoder.prefill(cache, ids, int(horizon))[0])
+    # These logits reach 20 and more: the same to one part in 10⁵.
+    torch.testing.assert_close(masked, torch.stack(rows), atol=1e-5 * float(masked.abs().max()), rtol=0)
+    assert torch.equal(masked.argmax(-1), torch.stack(rows).argmax(-1))
+
+
+@needs_weights
 @needs_recording
 def test_a_recording_is_transcribed(model, encoder):
     source = encode_offline(encoder, recording("beckett.wav"))

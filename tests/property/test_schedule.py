@@ -78,5 +78,5 @@ def test_wait_k_equals_its_formula(k, stride, source, steps):
 @given(st.floats(-5, 60), st.integers(1, 60), st.integers(1, 60))
 def test_no_wait_k_lies_nearer_to_a_lag_than_the_one_found(lag, source, steps):
     found = schedule_lag(wait_k_at_lag(lag, source=source, steps=steps), source=source, steps=steps)
-    every = [schedule_lag(WaitK(k, source / steps), source=source, steps=steps) for k in range(1, source + 1)]
+    every = [schedule_lag(WaitK(k, Fraction(source, steps)), source=source, steps=steps) for k in range(1, source + 1)]
     assert abs(found - lag) <= min(abs(other - lag) for other in every) + 1e-9

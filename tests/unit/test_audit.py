@@ -2,10 +2,12 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
-from zendaya import Model, PowerLaw, WaitK, ZendayaError
+from zendaya import Model, PowerLaw, Session, WaitK, ZendayaError
 from zendaya.audit import AuditReport, audit, default_schedules
-from zendaya.audit.leaks import LEAKS
+from zendaya.audit.leaks import LEAKS, Leak
+from zendaya.decoder import Decoder
 from zendaya.model import preset, presets
 
 # On which path each planted leak must show.
@@ -38,6 +40,109 @@ def test_leaks_of_the_runtime_show_live_too(name):
 def test_a_decreasing_schedule_shows_in_the_outputs_not_only_in_its_numbers():
     paths = {violation.path for violation in LEAKS["decreasing"].audit(Model.from_preset("tiny"), cuts=2).violations}
     assert {"schedule", "teacher-forced", "incremental, batch", "live"} <= paths
+
+
+class OtherStreamsKeys(Decoder):
+    """In a batch, every stream reads the first one's source."""
+
+    @staticmethod
+    def _cross_sliced(attention, x_BND, cross, index, stream, horizon):
+        first = [(k[:1].expand(k.shape), v[:1].expand(v.shape)) for k, v in cross]
+        return Decoder._cross_sliced(attention, x_BND, first, index, stream, horizon)
+
+
+class LargestHorizon(Decoder):
+    """In a batch, all streams but the first read as far as the furthest."""
+
+    def _write_rows(self, cache, ids_BN, horizons):
+        return super()._write_rows(cache, ids_BN, [horizons[0], *[max(horizons)] * (len(horizons) - 1)])
+
+
+class OpenNeighbours(Decoder):
+    """Of a padded batch, the first and the last clip are open."""
+
+    def _licence(self, horizons_BN, num_source, history):
+        licence_BNM = super()._licence(horizons_BN, num_source, history)
+        if licence_BNM.shape[0] > 1:
+            licence_BNM[[0, -1], :, -num_source:] = True
+        return licence_BNM
+
+
+class VisiblePadding(Decoder):
+    """The padding of shorter histories is attended to."""
+
+    @staticmethod
+    def _self_licence(lengths_B, num_history, num_rows):
+        return Decoder._self_licence(torch.full_like(lengths_B, num_history), num_history, num_rows)
+
+
+class OpenBlindRows(Decoder):
+    """Rows that may read nothing read the first token."""
+
+    def _licence(self, horizons_BN, num_source, history):
+        return super()._licence(horizons_BN.clamp(min=1), num_source, history)
+
+
+class OpenPrompt(Decoder):
+    """The prompt reads all that is cached."""
+
+    def prefill(self, cache, ids_BN, horizon):
+        return super().prefill(cache, ids_BN, cache.num_source if ids_BN.shape[1] > 1 or cache.num_rows == 0 else horizon)
+
+
+class OneStepTooFar(Decoder):
+    """One row of many reads one token too many."""
+
+    def _licence(self, horizons_BN, num_source, history):
+        horizons_BN = horizons_BN.clone()
+        horizons_BN[:, 13:14] += 1
+        return super()._licence(horizons_BN, num_source, history)
+
+
+class EagerLength(Model):
+    """The predicted length follows one feature of the first token past the buffer."""
+
+    def predict_steps(self, window_TE, buffer, history=None):
+        steps = super().predict_steps(window_TE, buffer, history)
+        peeks = window_TE.shape[0] > buffer and float(window_TE[buffer, 0]) > 2.5
+        return max(1, steps - 1) if peeks else steps
+
+
+class PaddedHistoryLength(Model):
+    """The length head pools the padding of histories."""
+
+    def length_logits(self, source_BTE, lengths_B, history=None):
+        if history is not None:
+            full = torch.full_like(history.lengths_B, history.ids_BH.shape[1])
+            history = dataclasses.replace(history, lengths_B=full)
+        return super().length_logits(source_BTE, lengths_B, history)
+
+
+class EagerFromTheThirdWindow(Session):
+    """From the third window on, a step reads one token more where it has arrived."""
+
+    def _logits(self, horizon):
+        return super()._logits(min(horizon + (self._window_index >= 2), self._window_tokens().shape[0]))
+
+
+class LateRuntime(Model):
+    def open(self, schedule, **options):
+        return EagerFromTheThirdWindow(self, schedule, **options)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        OtherStreamsKeys, LargestHorizon, OpenNeighbours, VisiblePadding, OpenBlindRows, OpenPrompt, OneStepTooFar,
+        EagerLength, PaddedHistoryLength, LateRuntime,
+    ],
+    ids=lambda plant: plant.__name__,
+)  # fmt: skip
+def test_subtle_leaks_are_found(plant):
+    leak = Leak("subtle", **({"decoder": plant} if issubclass(plant, Decoder) else {"model": plant}))
+    schedule = PowerLaw(1.5, "floor") if plant is OpenBlindRows else PowerLaw(1)
+    report = audit(leak.plant(Model.from_preset("tiny")), schedule)
+    assert not report.passed
 
 
 def test_the_same_model_without_the_leak_passes():
@@ -79,11 +184,20 @@ def test_the_report_says_what_was_done():
     assert record["schedule"] == "gamma=0.3"
     assert record["seed"] == 5
     assert record["steps_tested"]["incremental"] == 32
-    assert AuditReport(schedule="", seed=0, scale="window").first is None
+    assert (record["window"], record["steps"]) == (24, 32)
+    assert AuditReport(schedule="", seed=0, scale="window", window=1, steps=1).first is None
+    leaky = LEAKS["decreasing"].audit(Model.from_preset("tiny"), cuts=1).to_dict()
+    assert leaky["violations"][0]["size"] is None  # NaN is no JSON
+
+
+def test_the_model_is_left_as_it_was():
+    model = Model.from_preset("tiny").train()
+    audit(model, PowerLaw(1), cuts=1)
+    assert model.training
 
 
 def test_misuse_is_one_clear_line():
-    with pytest.raises(ZendayaError, match="window of more than"):
+    with pytest.raises(ZendayaError, match="the audit needs"):
         audit(Model.from_preset("tiny"), PowerLaw(1), max_source=5)
     with pytest.raises(ZendayaError, match="scale"):
         audit(Model.from_preset("tiny"), PowerLaw(1), scale="clip")

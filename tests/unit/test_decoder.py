@@ -131,6 +131,20 @@ def test_an_unreadable_token_spoils_the_rows_that_read_it_and_no_other(bad, sour
         assert torch.isnan(logits[10:]).all()
 
 
+@pytest.mark.parametrize("shape", [("pre", 0), ("post", 0), ("pre", 2), ("post", 2)])
+def test_huge_future_values_change_nothing(shape):
+    model = small_model(norm=shape[0], source_layers=shape[1])
+    source_TE, text, schedule = torch.randn(20, 16), [9] * 19, PowerLaw(1)
+    with torch.inference_mode():
+        clean = model(model.batch([source_TE], [text], schedule))[0]
+        for power in range(3, 39):
+            huge_TE = source_TE.clone()
+            huge_TE[10:] = torch.randn(10, 16).sign() * 10.0**power
+            assert torch.equal(model(model.batch([huge_TE], [text], schedule))[0, :10], clean[:10]), power
+            huge_TE[10:15] = source_TE[10:15]
+            assert torch.equal(model(model.batch([huge_TE], [text], schedule))[0, :15], clean[:15]), power
+
+
 def test_history_rows_read_the_window_before_and_both_paths_agree():
     model = small_model(seed=2)
     previous_TE, source_TE = torch.randn(24, 16), torch.randn(15, 16)
@@ -204,6 +218,7 @@ def test_a_clone_is_independent():
         (lambda d, c: d.read(c, torch.zeros(1, 3, 15)), "shape"),
         (lambda d, c: d.read(c, torch.zeros(2, 3, 16)), "shape"),
         (lambda d, c: d.read(c, torch.zeros(1, 25, 16)), "at most 24"),
+        (lambda d, c: d(torch.ones(1, 2, dtype=torch.long), torch.zeros(1, 25, 16), torch.ones(1, 2, dtype=torch.long)), "at most 24"),
         (lambda d, c: d.step(c, torch.tensor([1]), 1), "have arrived"),
         (lambda d, c: d.step(c, torch.tensor([1]), -1), "have arrived"),
         (lambda d, c: d.prefill(c, torch.ones(1, 66, dtype=torch.long), 0), "longer than"),

@@ -97,7 +97,18 @@ def test_what_the_paper_says_of_its_geometry():
     assert PowerLaw(0.3).buffer(window=100, max_steps=165) <= PowerLaw(0.3).horizons(100, 40)[0]
 
 
+def test_a_budget_is_kept_to_the_token():
+    for source in range(2, 200, 7):
+        for steps in range(2, 200, 9):
+            for first in range(1, source + 1, max(1, source // 5)):
+                for rounding in ("ceil", "floor"):
+                    schedule = PowerLaw.for_budget(first, source, steps, rounding)
+                    assert schedule.at(1, source=source, steps=steps) == first
+                    assert float(schedule.gamma) == pytest.approx(math.log(source / first) / math.log(steps), abs=1e-12)
+
+
 def test_wait_k_counts_exactly():
+    assert WaitK(1, Fraction(100, 165)).at([34, 67, 100], source=100, steps=165).tolist() == [21, 41, 61]
     assert WaitK(k=10, stride=2.75).horizons(source=55, steps=20).tolist() == [min(55, 10 + math.ceil(2.75 * i)) for i in range(20)]
     # 0.1 · 10 is 1 in decimal; in floats 0.1 · 3 is 0.30000000000000004.
     assert WaitK(1, 0.1).at(31, source=100, steps=100) == 4
@@ -122,6 +133,14 @@ def test_wait_k_counts_exactly():
         lambda: PowerLaw.for_budget(first=11, source=10, steps=5),
         lambda: PowerLaw.for_budget(first=0, source=10, steps=5),
         lambda: PowerLaw.for_budget(first=5, source=10, steps=1),
+        lambda: PowerLaw(10**400),
+        lambda: PowerLaw(np.longdouble("1e4000")),
+        lambda: PowerLaw(1).horizons([1, 2], [1, 2, 3]),
+        lambda: PowerLaw(1).horizons([[1], [1, 2]], 3),
+        lambda: PowerLaw(1).horizons(1e300, 5),
+        lambda: PowerLaw(1).horizons(5, 5, num_steps=2.5),
+        lambda: PowerLaw(1).horizons(5, 2**52),
+        lambda: parse_schedule("1/0"),
         lambda: WaitK(0),
         lambda: WaitK(1.5),
         lambda: WaitK(3, -0.1),
@@ -142,7 +161,10 @@ def test_bad_input_is_one_clear_line(make):
     assert len(str(caught.value)) > 20
 
 
-@pytest.mark.parametrize("schedule", [PowerLaw(0.3), PowerLaw(1, "floor"), WaitK(10, 2.75), Full(), Custom([1, 2, 5])])
+@pytest.mark.parametrize(
+    "schedule",
+    [PowerLaw(0.3), PowerLaw(1, "floor"), WaitK(10, 2.75), Full(), Custom([1, 2, 5]), PowerLaw(Fraction(1, 3)), WaitK(2, Fraction(20, 33))],
+)
 def test_a_schedule_is_read_back_from_its_name(schedule):
     assert parse_schedule(str(schedule)) == schedule
 

@@ -109,6 +109,15 @@ def test_a_nan_stops_the_stream_where_it_is_read_and_not_before():
     assert events == clean[:11]
 
 
+def test_a_nan_that_only_the_history_would_read_is_blamed_on_its_own_window():
+    tokens = stream(30)
+    tokens[23] = torch.nan
+    session, events = MODEL.open(WaitK(2, 0.1)), []
+    with pytest.raises(ZendayaError, match="window 0"):
+        events.extend(session.push(tokens))
+    assert events[-1].last
+
+
 @pytest.mark.parametrize(
     "do",
     [

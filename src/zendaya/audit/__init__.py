@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -24,13 +25,17 @@ from zendaya.records import Event
 from zendaya.schedule import Full, PowerLaw, Schedule, WaitK
 from zendaya.stream import Session
 
-Variant = Literal["values", "nan", "nothing", "more"]
-VARIANTS: tuple[Variant, ...] = ("values", "nan", "nothing", "more")
-SAME_SHAPE = ("values", "nan")
+Variant = Literal["values", "huge", "nan", "nothing", "more"]
+VARIANTS: tuple[Variant, ...] = ("values", "huge", "nan", "nothing", "more")
+SAME_SHAPE: tuple[Variant, ...] = ("values", "huge", "nan")
 TOLERANCE = 1e-9
 """Relative, in float64: rounding stays near 1e-14, and a leak of real weights is many orders above."""
 MORE = 5
 """How many tokens `more` adds past the end."""
+SWEEP = 64
+"""How many horizons are tried with NaN, the sharpest replacement: whatever touches one shows it."""
+DRAWS = 8
+"""How many windows the length head is tried on."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,12 @@ class AuditReport:
     schedule: str
     seed: int
     scale: str
+    window: int
+    """Source tokens of the windows tested, at most the model's own."""
+    steps: int
+    """Steps of the texts tested, at most the model's own."""
     steps_tested: dict[str, int] = field(default_factory=dict)
-    """Path to the number of steps compared with a changed future."""
+    """Path to the number of steps tested at their own horizon."""
     probes: int = 0
     violations: list[Violation] = field(default_factory=list)
 
@@ -74,50 +83,57 @@ class AuditReport:
         return self.violations[0] if self.violations else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "passed": self.passed}
+        """Plain values; what is not a number is None, as JSON has it."""
+        record = {**dataclasses.asdict(self), "passed": self.passed}
+        for violation in record["violations"]:
+            violation["size"] = violation["size"] if math.isfinite(violation["size"]) else None
+        return record
 
 
 def default_schedules(model: Model) -> list[Schedule]:
     """The dial from offline to starved, the paper's floor rounding, wait-k with the model's own ratio, and full context."""
-    stride = model.config.window / model.config.max_steps
+    stride = Fraction(model.config.window, model.config.max_steps)
     return [PowerLaw(0.0), PowerLaw(0.3), PowerLaw(1.0), PowerLaw(1.5, "floor"), WaitK(5, stride), Full()]
 
 
 def audit(
-    model: Model, schedule: Schedule, *, scale: Literal["window", "segment"] = "window", seed: int = 0, cuts: int = 6,
-    max_source: int = 120, max_steps: int = 64,
+    model: Model, schedule: Schedule, *, scale: Literal["window", "segment"] = "window", seed: int = 0, cuts: int = 4,
+    max_source: int = 135, max_steps: int = 165,
 ) -> AuditReport:  # fmt: skip
     """Test a model under a schedule on every path: teacher-forced and incremental, alone and in a batch, and live.
 
     `scale="segment"` gives the live runtime each stream's own length as its window, the paper's protocol: it is future
-    information, and the audit says so. `cuts` is how many horizons are tried on each path.
+    information, and the audit says so. `cuts` is how many horizons are tried with every replacement on each path; NaN and
+    nothing are tried at many more. Windows and texts longer than `max_source` and `max_steps` are tested at that size.
 
     >>> report = audit(Model.from_preset("tiny"), PowerLaw(0.5), cuts=2)
     >>> report.passed
     True
     """
     config = model.config
-    window = min(config.window, max_source)
-    if window <= MORE:
-        raise ConfigError(f"the audit needs a window of more than {MORE} source tokens: got {window}")
+    window, steps = min(config.window, max_source), min(config.max_steps, max_steps)
+    if window <= MORE or steps < 4 or cuts < 1:
+        raise ConfigError(f"the audit needs a window above {MORE} tokens, 4 steps and 1 cut: got {window}, {steps} and {cuts}")
     if scale not in ("window", "segment"):
         raise ConfigError(f"scale must be 'window' or 'segment': got {scale!r}")
-    auditor = _Auditor(
-        model=model.eval(), schedule=schedule, window=window, steps=min(config.max_steps, max_steps), cuts=cuts,
-        report=AuditReport(schedule=str(schedule), seed=seed, scale=scale), rng=torch.Generator().manual_seed(seed),
-        segment=scale == "segment",
-    )  # fmt: skip
-    with torch.inference_mode():
-        auditor.check_schedule()
-        auditor.check_forced()
-        auditor.check_forced_batch()
-        if config.history:
-            auditor.check_forced(history=True)
-        auditor.check_incremental()
-        auditor.check_incremental_batch()
-        auditor.check_length()
-    auditor.check_live()
-    return auditor.report
+    report = AuditReport(schedule=str(schedule), seed=seed, scale=scale, window=window, steps=steps)
+    rng = torch.Generator().manual_seed(seed)
+    auditor = _Auditor(model, schedule, window, steps, cuts, report, rng, scale == "segment", copy.deepcopy(model).double().eval())
+    training = model.training
+    try:
+        model.eval()
+        with torch.inference_mode():
+            auditor.check_schedule()
+            for history in (False, True) if config.history else (False,):
+                auditor.check_forced(history=history)
+                auditor.check_forced_batch(history=history)
+            auditor.check_incremental()
+            auditor.check_incremental_batch()
+            auditor.check_length()
+        auditor.check_live()
+    finally:
+        model.train(training)
+    return report
 
 
 @dataclass
@@ -132,6 +148,8 @@ class _Auditor:
     report: AuditReport
     rng: torch.Generator
     segment: bool
+    double: Model
+    """The same model in float64, for replacements that change shapes."""
 
     # Material.
 
@@ -148,26 +166,32 @@ class _Auditor:
             return kept_TE.clone()
         if variant == "nan":
             return torch.cat([kept_TE, torch.full_like(source_TE[keep:], torch.nan)])
-        return torch.cat([kept_TE, self._tokens(beyond + (MORE if variant == "more" else 0), spread=3.0)])
+        other_TE = self._tokens(beyond + (MORE if variant == "more" else 0), spread=3.0)
+        if variant == "huge":  # finite, of every size that float32 has
+            other_TE = torch.sign(other_TE) * 10 ** torch.empty_like(other_TE).uniform_(3, 38, generator=self.rng)
+        return torch.cat([kept_TE, other_TE])
 
-    def _some(self, values: Sequence[int]) -> list[int]:
-        """At most `cuts` of the distinct values, evenly spread, first and last included."""
+    def _some(self, values: Sequence[int], count: int | None = None) -> list[int]:
+        """At most `count` (or `cuts`) of the distinct values, evenly spread, first and last included."""
         distinct = sorted(set(values))
-        places = np.unique(np.linspace(0, len(distinct) - 1, min(self.cuts, len(distinct))).round().astype(int))
+        places = np.unique(np.linspace(0, len(distinct) - 1, min(count or self.cuts, len(distinct))).round().astype(int))
         return [distinct[place] for place in places] if distinct else []
+
+    def _horizons(self, num_source: int, steps: int, num_steps: int | None = None) -> list[int]:
+        """What each step may read of a source of that many tokens."""
+        return np.minimum(self.schedule.horizons(self.window, steps, num_steps=num_steps), num_source).tolist()
 
     # Findings.
 
     def _tested(self, path: str, steps: int) -> None:
-        self.report.steps_tested[path] = max(self.report.steps_tested.get(path, 0), steps)
+        self.report.steps_tested[path] = self.report.steps_tested.get(path, 0) + steps
 
     def _compare(
         self, path: str, variant: str, base_NV: Tensor, probe_NV: Tensor, steps: Sequence[int], keep: int | Sequence[int], *,
-        exact: bool, single: Callable[[int], Tensor] | None = None, num_source: int = 0,
+        exact: bool = True, single: Callable[[int], Tensor] | None = None, num_source: int = 0,
     ) -> None:  # fmt: skip
         """Record a violation where a listed step (from 1) of the probe differs from the base; `keep` tokens were kept."""
         self.report.probes += 1
-        self._tested(path, len(steps))
         for step in steps:
             base_V, probe_V = base_NV[step - 1], probe_NV[step - 1]
             size = float((base_V - probe_V).abs().max())
@@ -192,108 +216,107 @@ class _Auditor:
             self.report.violations.append(Violation("schedule", "nothing", step, int(horizons[step - 1]), math.nan, detail))
             return
 
-    def check_forced(self, *, history: bool = False) -> None:
+    def check_forced(self, *, history: bool) -> None:
         """Teacher-forced, alone: row i may change only with the first Ω_i tokens (with a history, of the active window)."""
         path = "teacher-forced, history" if history else "teacher-forced"
         source_TE, text = self._tokens(self.window - MORE), self._text(self.steps - 1)
         past = [(self._tokens(self.window), self._text(self.steps - 1))] if history else None
-        double = copy.deepcopy(self.model).double()
 
         def logits(model: Model, tokens_TE: Tensor) -> Tensor:
             return model(model.batch([tokens_TE], [text], self.schedule, scale=self.window, histories=past))[0]
 
-        base_NV, base64_NV = logits(self.model, source_TE), logits(double, source_TE)
-        horizons = np.minimum(self.schedule.horizons(self.window, self.steps), source_TE.shape[0])
-        for keep in self._some(horizons[(horizons >= 1) & (horizons < source_TE.shape[0])].tolist()):
-            steps = (np.nonzero(horizons <= keep)[0] + 1).tolist()
+        def single(index: int) -> Tensor:
+            changed_TE = source_TE.clone()
+            changed_TE[index] = self._tokens(1, spread=3.0)[0]
+            return logits(self.model, changed_TE)
 
-            def single(index: int) -> Tensor:
-                changed_TE = source_TE.clone()
-                changed_TE[index] = self._tokens(1, spread=3.0)[0]
-                return logits(self.model, changed_TE)
-
-            for variant in VARIANTS:
+        base_NV, base64_NV = logits(self.model, source_TE), logits(self.double, source_TE)
+        horizons = self._horizons(source_TE.shape[0], self.steps)
+        keeps = [h for h in horizons if h < source_TE.shape[0]]
+        thorough = set(self._some(keeps))
+        for keep in sorted({*self._some(keeps, SWEEP), *thorough}):
+            steps = [step for step, h in enumerate(horizons, start=1) if h <= keep]
+            self._tested(path, horizons.count(keep))
+            for variant in VARIANTS if keep in thorough else ("nan",):
                 probe_TE = self._replace(source_TE, keep, variant)
                 if variant in SAME_SHAPE:
                     probe_NV = logits(self.model, probe_TE)
-                    self._compare(path, variant, base_NV, probe_NV, steps, keep, exact=True, single=single, num_source=source_TE.shape[0])
-                else:
-                    self._compare(path, variant, base64_NV, logits(double, probe_TE), steps, keep, exact=False)
+                    self._compare(path, variant, base_NV, probe_NV, steps, keep, single=single, num_source=source_TE.shape[0])
+                elif keep > 0:  # a clip has at least one token
+                    self._compare(path, variant, base64_NV, logits(self.double, probe_TE), steps, keep, exact=False)
 
-    def check_forced_batch(self) -> None:
-        """Teacher-forced among neighbours of other lengths: they and the padding may be anything."""
-        path = "teacher-forced, batch"
-        lengths, counts = [self.window // 2, self.window * 2 // 3, self.window - MORE], [self.steps // 3, self.steps // 2, self.steps - 1]
-        sources, texts = [self._tokens(max(1, n)) for n in lengths], [self._text(n) for n in counts]
-        double = copy.deepcopy(self.model).double()
-        me = 1
-        own_steps = len(texts[me]) + 1
-        horizons = np.minimum(self.schedule.horizons(self.window, own_steps), sources[me].shape[0])
+    def check_forced_batch(self, *, history: bool) -> None:
+        """Teacher-forced among neighbours of other lengths: they, their histories and the padding may be anything."""
+        path = "teacher-forced, history, batch" if history else "teacher-forced, batch"
+        sources = [self._tokens(n) for n in (self.window // 2, self.window * 2 // 3, self.window - MORE)]
+        texts = [self._text(n) for n in (self.steps // 3, self.steps // 2, self.steps - 1)]
+        pasts: list[tuple[Tensor, list[int]] | None] = [
+            (self._tokens(self.window), self._text(self.steps - 1)), None, (self._tokens(MORE), self._text(1)),
+        ]  # fmt: skip
+        scale = None if self.segment else self.window
 
-        def logits(model: Model, tokens: list[Tensor], targets: list[list[int]]) -> Tensor:
-            return model(model.batch(tokens, targets, self.schedule, scale=None if self.segment else self.window))[me, :own_steps]
+        def logits(model: Model, tokens: list[Tensor], targets: list[list[int]], histories: Any) -> Tensor:
+            return model(model.batch(tokens, targets, self.schedule, scale=scale, histories=histories if history else None))
 
-        base_NV, base64_NV = logits(self.model, sources, texts), logits(double, sources, texts)
-        everything = list(range(1, own_steps + 1))
-        for variant in SAME_SHAPE:
-            others = [s if i == me else self._replace(s, 0, variant) for i, s in enumerate(sources)]  # type: ignore[arg-type]
-            self._compare(path, f"neighbours' {variant}", base_NV, logits(self.model, others, texts), everything, 0, exact=True)
-            for keep in self._some(horizons[(horizons >= 1) & (horizons < sources[me].shape[0])].tolist())[:2]:
-                if self.segment:
-                    continue
-                changed = [self._replace(s, keep if i == me else 0, variant) for i, s in enumerate(sources)]  # type: ignore[arg-type]
-                steps = (np.nonzero(horizons <= keep)[0] + 1).tolist()
-                self._compare(path, variant, base_NV, logits(self.model, changed, texts), steps, keep, exact=True)
-        for variant, length, count in (("shorter", 1, 1), ("longer", self.window, self.steps - 1)):
-            others = [s if i == me else self._tokens(length) for i, s in enumerate(sources)]
-            targets = [t if i == me else self._text(count) for i, t in enumerate(texts)]
-            probe_NV = logits(double, others, targets)
-            self._compare(path, f"{variant} neighbours", base64_NV, probe_NV, everything, sources[me].shape[0], exact=False)
+        base_BNV, base64_BNV = logits(self.model, sources, texts, pasts), logits(self.double, sources, texts, pasts)
+        for me in range(3):
+            everything = list(range(1, len(texts[me]) + 2))
+            num_source = sources[me].shape[0]
+            self._tested(path, len(everything))
+            for variant in SAME_SHAPE:
+                others = [s if i == me else self._replace(s, 0, variant) for i, s in enumerate(sources)]
+                probe_BNV = logits(self.model, others, texts, pasts)
+                self._compare(path, f"neighbours' {variant}", base_BNV[me], probe_BNV[me], everything, num_source)
+                horizons = self._horizons(num_source, len(everything))
+                for keep in [] if self.segment else self._some([h for h in horizons if h < num_source])[-2:]:
+                    changed = [self._replace(s, keep if i == me else 0, variant) for i, s in enumerate(sources)]
+                    steps = [step for step, h in enumerate(horizons, start=1) if h <= keep]
+                    self._compare(path, variant, base_BNV[me], logits(self.model, changed, texts, pasts)[me], steps, keep)
+            for size, length, count in (("shorter", 1, 1), ("longer", self.window, self.steps - 1)):
+                others = [s if i == me else self._tokens(length) for i, s in enumerate(sources)]
+                targets = [t if i == me else self._text(count) for i, t in enumerate(texts)]
+                past = [p if i == me else (self._tokens(length), self._text(count)) for i, p in enumerate(pasts)]
+                probe_BNV = logits(self.double, others, targets, past)
+                self._compare(path, f"{size} neighbours", base64_BNV[me], probe_BNV[me], everything, num_source, exact=False)
 
     def _forced_steps(self, texts: list[list[int]], horizons: list[list[int]], source_BTE: Tensor, num_steps: int) -> Tensor:
-        """Logits (N, V) of stream 0 of an incremental, lock-step decode of given texts from source read at once."""
-        cache = self.model.decoder.start(batch=source_BTE.shape[0])
-        self.model.decoder.read(cache, source_BTE)
-        prompt = torch.tensor([self.model.config.framing.prompt] * len(texts))
+        """Logits (B, N, V) of an incremental, lock-step decode of given texts from source read at once."""
+        decoder, framing = self.model.decoder, self.model.config.framing
+        cache = decoder.start(batch=source_BTE.shape[0])
+        decoder.read(cache, source_BTE)
         rows = []
         for i in range(num_steps):
             now = [h[i] for h in horizons]
-            if i == 0:
-                for column in range(prompt.shape[1]):
-                    logits_BV = self.model.decoder.step(cache, prompt[:, column], now)
-            else:
-                logits_BV = self.model.decoder.step(cache, torch.tensor([text[i - 1] for text in texts]), now)
-            rows.append(logits_BV[0])
-        return torch.stack(rows)
+            for column in range(len(framing.prompt)) if i == 0 else (i - 1,):
+                ids = [framing.prompt[column]] * len(texts) if i == 0 else [text[column] for text in texts]
+                logits_BV = decoder.step(cache, torch.tensor(ids), now)
+            rows.append(logits_BV)
+        return torch.stack(rows, 1)
 
     def check_incremental(self) -> None:
         """Incremental, alone: every step with nothing beyond its horizon read, and some with other things read there."""
         path = "incremental"
         decoder, framing = self.model.decoder, self.model.config.framing
         source_TE, text = self._tokens(self.window - MORE), self._text(self.steps - 1)
-        horizons = np.minimum(self.schedule.horizons(self.window, self.steps), source_TE.shape[0]).tolist()
-        base_NV = self._forced_steps([text], [horizons], source_TE[None], self.steps)
-        cache = decoder.start()
-        rows = []
+        horizons = self._horizons(source_TE.shape[0], self.steps)
         probed = set(self._some([i for i, h in enumerate(horizons, start=1) if h < source_TE.shape[0]]))
+        whole, part = decoder.start(), decoder.start()  # all of the source read at the beginning; only what each step may read
+        decoder.read(whole, source_TE[None])
+        base, rows = [], []
         for step, horizon in enumerate(horizons, start=1):
-            while cache.num_source < horizon:  # arrivals in random pieces, up to the horizon and no further
-                count = int(torch.randint(1, horizon - cache.num_source + 1, (1,), generator=self.rng))
-                decoder.read(cache, source_TE[None, cache.num_source : cache.num_source + count])
-            ids = list(framing.prompt) if step == 1 else [text[step - 2]]
-            for variant in ("values", "nan", "more"):
-                if step in probed:
-                    probe = cache.clone()
-                    decoder.read(probe, self._replace(source_TE, cache.num_source, variant)[None, cache.num_source :])
-                    self._compare(path, variant, base_NV, self._rows(probe, ids, horizon, step), [step], horizon, exact=True)
-            rows.append(self._rows(cache, ids, horizon, 1)[0])
-        self._compare(path, "nothing", base_NV, torch.stack(rows), list(range(1, self.steps + 1)), horizons, exact=True)
-
-    def _rows(self, cache: Any, ids: list[int], horizon: int, step: int) -> Tensor:
-        """Logits of one more step, put at row `step` of a table to compare."""
-        for token in ids:
-            logits_1V = self.model.decoder.step(cache, torch.tensor([token]), horizon)
-        return logits_1V.expand(step, -1)
+            while part.num_source < horizon:  # arrivals in random pieces, up to the horizon and no further
+                count = int(torch.randint(1, horizon - part.num_source + 1, (1,), generator=self.rng))
+                decoder.read(part, source_TE[None, part.num_source : part.num_source + count])
+            ids = torch.tensor([framing.prompt if step == 1 else [text[step - 2]]])
+            probes = {variant: part.clone() for variant in ("values", "huge", "nan", "more") if step in probed}
+            base.append(decoder.prefill(whole, ids, horizon)[0])
+            rows.append(decoder.prefill(part, ids, horizon)[0])
+            for variant, cache in probes.items():
+                decoder.read(cache, self._replace(source_TE, cache.num_source, variant)[None, cache.num_source :])  # type: ignore[arg-type]
+                probe_1V = decoder.prefill(cache, ids, horizon)
+                self._compare(path, variant, base[-1].expand(step, -1), probe_1V.expand(step, -1), [step], horizon)
+        self._tested(path, self.steps)
+        self._compare(path, "nothing", torch.stack(base), torch.stack(rows), list(range(1, self.steps + 1)), horizons)
 
     def check_incremental_batch(self) -> None:
         """Incremental among neighbours at other horizons: they and the own future may be anything."""
@@ -301,17 +324,18 @@ class _Auditor:
         num_steps, count = min(self.steps, 24), self.window - MORE
         source_BTE = torch.stack([self._tokens(count) for _ in range(3)])
         texts = [self._text(num_steps) for _ in range(3)]
-        lengths = [num_steps, max(1, num_steps // 2), self.steps]
-        horizons = [np.minimum(self.schedule.horizons(self.window, n, num_steps=num_steps), count).tolist() for n in lengths]
-        base_NV = self._forced_steps(texts, horizons, source_BTE, num_steps)
-        for step in self._some([i for i, h in enumerate(horizons[0], start=1) if h < count] or [num_steps])[-3:]:
-            keep = horizons[0][step - 1]
-            for variant in SAME_SHAPE:
-                probe_BTE = torch.stack([self._replace(s, keep if i == 0 else 0, variant) for i, s in enumerate(source_BTE)])  # type: ignore[arg-type]
-                probe_NV = self._forced_steps(texts, horizons, probe_BTE, step)
-                self._compare(
-                    path, variant, base_NV, probe_NV, [i for i in range(1, step + 1) if horizons[0][i - 1] <= keep], keep, exact=True
-                )
+        horizons = [self._horizons(count, n, num_steps) for n in (num_steps, max(1, num_steps // 2), self.steps)]
+        base_BNV = self._forced_steps(texts, horizons, source_BTE, num_steps)
+        for me in range(3):
+            chosen = self._some([i for i, h in enumerate(horizons[me], start=1) if h < count] or [num_steps])[-3:]
+            self._tested(path, len(chosen))
+            for step in chosen:
+                keep = horizons[me][step - 1]
+                steps = [i for i in range(1, step + 1) if horizons[me][i - 1] <= keep]
+                for variant in SAME_SHAPE:
+                    probe_BTE = torch.stack([self._replace(s, keep if i == me else 0, variant) for i, s in enumerate(source_BTE)])
+                    probe_BNV = self._forced_steps(texts, horizons, probe_BTE, step)
+                    self._compare(path, variant, base_BNV[me], probe_BNV[me], steps, keep)
 
     def check_length(self) -> None:
         """The length head reads what it may: its buffer of the window, and nothing of its neighbours or the padding."""
@@ -320,32 +344,38 @@ class _Auditor:
         path = "length head"
         causal = self.model.config.length == "inf"
         keep = self.schedule.buffer(self.window, self.model.config.max_steps) if causal else self.window
-        source_TE, past = self._tokens(self.window + MORE), (self._tokens(self.window), self._text(self.steps - 1))
-        history = self.model._history([past, None, past])
         lengths_B = torch.tensor([keep] * 3)
-
-        def logits(source_BTE: Tensor) -> Tensor:
-            return self.model.length_logits(source_BTE, lengths_B, history)
-
-        source_BTE = torch.stack([source_TE, self._tokens(source_TE.shape[0]), self._tokens(source_TE.shape[0])])
-        base_1C, base_steps = logits(source_BTE)[:1], self.model.predict_steps(source_TE, keep, past)
-        for variant in VARIANTS:
-            if variant in SAME_SHAPE:
-                probe_BTE = torch.stack([self._replace(s, keep if i == 0 else 0, variant) for i, s in enumerate(source_BTE)])
-                self._compare(path, variant, base_1C, logits(probe_BTE)[:1], [1], keep, exact=True)
-            probe_TE = self._replace(source_TE, keep, variant)
-            if causal and self.model.predict_steps(probe_TE, keep, past) != base_steps:
-                detail = f"the predicted length changes with tokens past the first {keep}"
-                self.report.violations.append(Violation(path, variant, 1, keep, math.nan, detail))
-                return
+        for _ in range(DRAWS):
+            source_BTE = torch.stack([self._tokens(self.window + MORE) for _ in range(3)])
+            past = (self._tokens(self.window // 2), self._text(self.steps // 2))
+            base_1C = self.model.length_logits(source_BTE, lengths_B, self.model._history([past, None, past]))[:1]
+            base_steps = self.model.predict_steps(source_BTE[0], keep, past)
+            self._tested(path, 1)
+            for variant in VARIANTS:
+                if variant in SAME_SHAPE:
+                    probe_BTE = torch.stack([self._replace(s, keep if i == 0 else 0, variant) for i, s in enumerate(source_BTE)])
+                    probe_1C = self.model.length_logits(probe_BTE, lengths_B, self.model._history([past, past, None]))[:1]
+                    self._compare(path, variant, base_1C, probe_1C, [1], keep)
+                predicted = self.model.predict_steps(self._replace(source_BTE[0], keep, variant), keep, past)
+                if causal and predicted != base_steps:
+                    detail = f"the predicted length changes with tokens past the first {keep}"
+                    self.report.violations.append(Violation(path, variant, 1, keep, math.nan, detail))
+                    return
+            longer = (self._tokens(self.window), self._text(self.steps - 1))
+            source64_BTE = source_BTE.double()
+            base64_1C, probe64_1C = (
+                self.double.length_logits(source64_BTE, lengths_B, self.double._history(histories))[:1]
+                for histories in ([past, None, past], [past, longer, longer])
+            )
+            self._compare(path, "longer neighbours", base64_1C, probe64_1C, [1], keep, exact=False)
 
     def check_live(self) -> None:
         """Live, closed loop: from a stream pushed to a Session to the text and logits it gives, over several windows."""
         path = "live"
-        # Two windows and part of a third; under the segment protocol a stream is one window, its own length.
-        count = self.window - MORE if self.segment else 2 * self.window + self.window // 2
+        # Three windows and part of a fourth; under the segment protocol a stream is one window, its own length.
+        count = self.window - MORE if self.segment else 3 * self.window + self.window // 2
         stream_TE = self._tokens(count)
-        base, base_rows = self._live(stream_TE)
+        base, base_rows = self._live(stream_TE, [count])
         for event in base:
             expected = int(self.schedule.at(event.step, source=self._live_window(stream_TE), steps=event.predicted_steps))
             if event.horizon != expected:
@@ -356,28 +386,39 @@ class _Auditor:
         # that was written because the stream had ended depends on that, and has nothing after it to replace.
         whole_window = self.model.config.length == "fix"
         keeps = [e.window * self.window + (self.window if whole_window else max(1, e.horizon)) for e in base]
+        self._tested(path, len(base))
+        # One token at a time, every event is written before anything beyond its horizon has arrived.
+        arriving, arriving_rows = self._live(stream_TE, [1] * count)
+        if self._differs(path, "nothing yet arrived", base, base_rows, arriving, arriving_rows, len(base) - 1, keeps):
+            return
         for number in self._some([n for n, e in enumerate(base) if e.effective_horizon == e.horizon and keeps[n] <= count]):
-            keep = keeps[number]
             for variant in VARIANTS:
-                if keep == count and variant != "more":
+                if keeps[number] == count and variant != "more":
                     continue
-                probe, probe_rows = self._live(self._replace(stream_TE, keep, variant), number + 1)
-                self.report.probes += 1
-                self._tested(path, number + 1)
-                same = [a == b and torch.equal(x, y) for a, b, x, y in zip(base, probe, base_rows, probe_rows, strict=False)]
-                if len(probe) > number and all(same[: number + 1]):
-                    continue
-                first = next((i for i, ok in enumerate(same[: number + 1]) if not ok), len(probe))
-                size = float((base_rows[first] - probe_rows[first]).abs().max()) if first < len(probe) else math.nan
-                where = f"window {base[first].window}" + ("; the segment's own length is future information" if self.segment else "")
-                self.report.violations.append(Violation(path, variant, base[first].step, keep, size, where))
-                return
+                probe, probe_rows = self._live(self._replace(stream_TE, keeps[number], variant), None, number + 1)
+                if self._differs(path, variant, base, base_rows, probe, probe_rows, number, keeps):
+                    return
+
+    def _differs(
+        self, path: str, variant: str, base: list[Event], base_rows: list[Tensor], probe: list[Event], probe_rows: list[Tensor],
+        number: int, keeps: list[int],
+    ) -> bool:  # fmt: skip
+        """Whether the events up to that number, or the logits behind them, are not the same; recorded if so."""
+        self.report.probes += 1
+        same = [a == b and torch.equal(x, y) for a, b, x, y in zip(base, probe, base_rows, probe_rows, strict=False)][: number + 1]
+        if len(same) > number and all(same):
+            return False
+        first = same.index(False) if False in same else len(same)
+        size = float((base_rows[first] - probe_rows[first]).abs().max()) if first < len(same) else math.nan
+        where = f"window {base[first].window}" + ("; the segment's own length is future information" if self.segment else "")
+        self.report.violations.append(Violation(path, variant, base[first].step, keeps[first], size, where))
+        return True
 
     def _live_window(self, stream_TE: Tensor) -> int:
         return stream_TE.shape[0] if self.segment else self.window
 
-    def _live(self, stream_TE: Tensor, limit: int | None = None) -> tuple[list[Event], list[Tensor]]:
-        """The first `limit` events of a live decode of the stream, pushed in random pieces, and the logits behind each."""
+    def _live(self, stream_TE: Tensor, pieces: list[int] | None, limit: int | None = None) -> tuple[list[Event], list[Tensor]]:
+        """The first `limit` events of a live decode of the stream, pushed in the given or random pieces, and the logits behind each."""
         fixed = self.steps if self.model.length is None and self.schedule.needs_length else None
         session = self.model.open(self.schedule, window=self._live_window(stream_TE), steps=fixed, max_steps=self.steps)
         rows: list[Tensor] = []
@@ -390,7 +431,7 @@ class _Auditor:
         session._logits = watched  # type: ignore[method-assign]
         events: list[Event] = []
         try:
-            for event in self._drive(session, stream_TE):
+            for event in self._drive(session, stream_TE, pieces):
                 events.append(event)
                 if len(events) == limit:
                     break
@@ -398,10 +439,11 @@ class _Auditor:
             pass
         return events, rows
 
-    def _drive(self, session: Session, stream_TE: Tensor) -> Iterator[Event]:
+    def _drive(self, session: Session, stream_TE: Tensor, pieces: list[int] | None) -> Iterator[Event]:
         at = 0
+        left = iter(pieces or [])
         while at < stream_TE.shape[0]:
-            count = int(torch.randint(1, stream_TE.shape[0] - at + 1, (1,), generator=self.rng))
+            count = next(left, 0) or int(torch.randint(1, stream_TE.shape[0] - at + 1, (1,), generator=self.rng))
             yield from session.push(stream_TE[at : at + count])
             at += count
         yield from session.finish()

@@ -35,15 +35,25 @@ def main() -> None:
         status = _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
         status = _complain("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output has gone; Python would complain again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone
+        _close_stdout()
         status = 0
+    except OSError as error:
+        _close_stdout()
+        status = _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    except MemoryError:
+        status = _complain("not enough memory for this: ask for less at a time")
     except Exception as error:
         # A usage error of click's, which typer carries inside itself or beside it, depending on its version.
         if not hasattr(error, "format_message"):
             raise
         status = _complain(error.format_message())
     sys.exit(status)
+
+
+def _close_stdout() -> None:
+    """What could not be written is given up; Python would try, and complain, again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, status: int = 2) -> int:
@@ -147,7 +157,9 @@ def audit(
     ] = "window",
     plant: Annotated[str | None, typer.Option(help="With --random: plant a leak first ('all' for each), to see it found.")] = None,
     cuts: Annotated[int, typer.Option(help="Horizons tried on each path.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of weights, streams and cuts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, streams and cuts.", min=0, max=2**63 - 1)] = 0,
+    max_source: Annotated[int, typer.Option(help="Longest window tested, in source tokens.", min=1)] = 135,
+    max_steps: Annotated[int, typer.Option(help="Longest text tested, in steps.", min=1)] = 165,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
 ) -> None:
     """Test that no output depends on input that has not arrived; exit code 1 where one does.
@@ -165,6 +177,8 @@ def audit(
         raise ConfigError("give either a checkpoint or --random, one of the two")
     if plant is not None and (not random or (plant != "all" and plant not in LEAKS)):
         raise ConfigError(f"--plant goes with --random and is one of {', '.join(LEAKS)}, all: got {plant!r}")
+    if plant is not None and (schedule or scale != "window"):
+        raise ConfigError("a planted leak comes with its own schedule and scale: --plant takes neither --schedule nor --scale")
     if scale not in ("window", "segment"):
         raise ConfigError(f"--scale is window or segment: got {scale!r}")
     live_scale: Literal["window", "segment"] = scale  # type: ignore[assignment]
@@ -178,8 +192,10 @@ def audit(
         if as_json:
             print(json.dumps({"version": zendaya.__version__, "model": name, **report.to_dict()}), flush=True)
             return
-        steps = ", ".join(f"{path} {count}" for path, count in report.steps_tested.items())
-        print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes; steps tested: {steps}", flush=True)
+        steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
+        size = f"{report.window} source tokens by {report.steps} steps"
+        print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes of {size}", flush=True)
+        print(f"     steps tested: {steps}", flush=True)
         if report.first is not None:
             print(f"     {report.first}", flush=True)
 
@@ -190,7 +206,7 @@ def audit(
                 show(f"{name} with {LEAKS[leak].what}", LEAKS[leak].audit(model, seed=seed, cuts=cuts))
             continue
         for one in chosen or default_schedules(model):
-            show(name, run(model, one, scale=live_scale, seed=seed, cuts=cuts))
+            show(name, run(model, one, scale=live_scale, seed=seed, cuts=cuts, max_source=max_source, max_steps=max_steps))
     if failed:
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ On the decode-step clock the delays are the horizons, g(i) = Ω_i. Definitions f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def schedule_lag(schedule: Schedule, *, source: int, steps: int) -> float:
 
 def wait_k_at_lag(lag: float, *, source: int, steps: int) -> WaitK:
     """The wait-k of catch-up stride F/N whose AL comes nearest to `lag`: AL grows with k, so bisection finds it."""
-    stride = source / steps
+    stride = Fraction(source, steps)
     low, high = 1, source
     while low < high:
         middle = (low + high) // 2
