@@ -17,6 +17,10 @@ class SourceError(ZendayaError, ValueError):
     """Source tokens of the wrong shape or number, or a read of tokens that have not arrived."""
 
 
+class CorpusError(ZendayaError, ValueError):
+    """Published files that are missing or not of their format, or a corpus that cannot give what was asked of it."""
+
+
 class CheckpointError(ZendayaError, ValueError):
     """A checkpoint that is missing, damaged, not safetensors, or not what its config says."""
 

@@ -5,6 +5,60 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """One annotated segment of a corpus: where its source lies and the texts people wrote for it, as published."""
+
+    corpus: str
+    id: str
+    """Unique within its split."""
+    split: str
+    stream: str
+    """The continuous recording or video it belongs to; consecutive clips of one stream make streaming pairs."""
+    references: tuple[str, ...]
+    start_s: float = 0.0
+    """As published, on the clock of the stream."""
+    end_s: float = 0.0
+    """As published, even at or before the start or past the end of the stream; `duration_s` is what there is to read."""
+    media: str = ""
+    """Path or feature key of the source as published, relative; empty where the source is text."""
+    media_start_s: float = 0.0
+    """Stream time at which the media begins: 0 for a whole stream, `start_s` for a file cut out of one."""
+    stream_s: float | None = None
+    """Length of the whole stream where it is published."""
+    source: str = ""
+    """The source of a translation."""
+    group: str = ""
+    """What splits must not share: the book, the speaker."""
+    num_source_tokens: int | None = None
+    """F where features are published; else it follows from the encoder's token rate."""
+    feature_row: int | None = None
+    """Place in the published feature file, from 0."""
+    parts: tuple[Clip, ...] = ()
+    """The clips this one was joined from: its source is theirs, back to back."""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of source there are: from the start or 0 to the end or the end of the stream, never negative."""
+        end_s = self.end_s if self.stream_s is None else min(self.end_s, self.stream_s)
+        return max(0.0, end_s - max(0.0, self.start_s))
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a source to read and a text to learn or score."""
+        return bool(self.references) and (bool(self.source) or self.duration_s > 0) and self.num_source_tokens != 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One oddity of a published file."""
+
+    kind: str
+    where: str
+    """file:line, or file:key where the file has no lines."""
+    detail: str
+
+
 @dataclass(frozen=True)
 class Event:
     """One target token, written and never taken back."""

@@ -28,12 +28,14 @@ ROOMS = [
     "train",
     "evaluate",
     "audit",
+    "audit_raw",
     "leaks",
     "recipes",
     "sweep",
     "report",
     "demo",
     "serve",
+    "corpora_cli",
     "cli",
 ]
 ALSO_FORBIDDEN = {"encoders": {"corpora"}, "decoder": {"encoders", "corpora", "metrics"}, "model": {"encoders", "corpora", "metrics"}}

@@ -1,0 +1,234 @@
+"""The leakage audit of encoders: no token depends on raw input that had not arrived when it did (METHOD §7).
+
+Everything after a moment t is replaced, by anything, nothing, or more; every token that arrived by t must be the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from zendaya.encoders import Encoder, Frame, Tokens
+from zendaya.errors import ConfigError, SourceError
+
+CHANGES = ("other", "noise", "silence", "nothing", "more", "broken")
+"""What the input after t becomes: itself altered, random, zero, absent, longer, unreadable (NaN, a frame of no pixels)."""
+SAMPLE_RATE = 16_000
+
+Raw = npt.NDArray[np.floating[Any]] | Sequence[Frame]
+
+
+@dataclass(frozen=True)
+class RawLeak:
+    """A token that changed, came or went when input after its arrival did."""
+
+    cut_s: float
+    change: str
+    token: int
+    arrival_s: float
+    difference: float
+    """Largest change of a feature; infinite if the token came or went."""
+
+
+@dataclass(frozen=True)
+class RawAudit:
+    """What an audit found."""
+
+    encoder: str
+    num_cuts: int
+    num_compared: int
+    """Tokens compared, over all cuts and changes."""
+    leaks: tuple[RawLeak, ...]
+    """The first leak of each cut and change."""
+
+    @property
+    def clean(self) -> bool:
+        """No leak, and something was compared: an audit that saw no tokens proves nothing."""
+        return not self.leaks and self.num_compared > 0
+
+    def __str__(self) -> str:
+        if self.leaks:
+            worst = max(self.leaks, key=lambda leak: leak.difference)
+            return (
+                f"{self.encoder}: LEAKS in {len(self.leaks)} of {self.num_cuts * len(CHANGES)} trials: token {worst.token}, arrived at "
+                f"{worst.arrival_s:.3f} s, changed by {worst.difference:.3g} when what follows {worst.cut_s:.3f} s became {worst.change!r}"
+            )
+        if not self.num_compared:
+            return f"{self.encoder}: nothing compared: no token arrives before the end of the input"
+        return f"{self.encoder}: no leak in {self.num_compared} token comparisons at {self.num_cuts} moments"
+
+
+def audit_encoder(
+    encoder: Encoder[Any, Any], raw: Raw, *, cuts_s: Sequence[float] | None = None, num_cuts: int = 6, seed: int = 0,
+    arrivals: Literal["stated", "own"] = "stated",
+) -> RawAudit:  # fmt: skip
+    """Audit an encoder on samples (at 16 kHz), feature rows or frames, at moments drawn at random and at arrivals themselves.
+
+    With `own`, each token is taken to have arrived at the end of its own place in time, whatever the encoder states: what a
+    replay of stored features does if it paces them by their rate. An encoder that looks ahead is caught by it.
+    """
+    if arrivals not in ("stated", "own"):
+        raise ConfigError(f"audit: arrivals must be 'stated' or 'own': got {arrivals!r}")
+    generator = np.random.default_rng(seed)
+    kind = _kind(encoder, raw)
+    ends_s = kind.ends_s(raw)
+    if ends_s.size < 2:
+        raise SourceError(f"audit: expected at least two samples, rows or frames of input: got {ends_s.size}")
+    claim: Callable[[Tokens], Tokens] = _own(encoder) if arrivals == "own" else lambda tokens: tokens
+    reference = claim(_gather(encoder, kind.chunks(raw, generator), until_s=np.inf, finish=True, broken=False))
+    if cuts_s is None:
+        early_s = reference.arrival_s[reference.arrival_s < ends_s[-1]]
+        # An arrival itself is the sharpest moment: one sample more and the token may differ.
+        sharp_s = generator.choice(early_s, min(num_cuts - num_cuts // 2, early_s.size), replace=False) if early_s.size else early_s
+        cuts_s = [*generator.uniform(0, ends_s[-1], num_cuts - sharp_s.size), *sharp_s]
+    leaks, compared = [], 0
+    for cut_s in sorted(float(cut_s) for cut_s in cuts_s):
+        kept = int(np.searchsorted(ends_s, cut_s, side="right"))
+        expected = int(np.searchsorted(reference.arrival_s, cut_s, side="right"))
+        for change in CHANGES:
+            altered = kind.join(raw[:kept], kind.change(raw, kept, change, generator))
+            # The end of the input is itself input: what the encoder gives on hearing of it did not arrive by t.
+            finish = arrivals == "own"
+            until_s = np.inf if finish else cut_s
+            got = claim(_gather(encoder, kind.chunks(altered, generator), until_s=until_s, finish=finish, broken=change == "broken"))
+            compared += expected
+            if (leak := _compare(reference, got, expected, cut_s, change, count=not finish)) is not None:
+                leaks.append(leak)
+    return RawAudit(encoder.traits.name, len(cuts_s), compared, tuple(leaks))
+
+
+def _own(encoder: Encoder[Any, Any]) -> Callable[[Tokens], Tokens]:
+    """Tokens as if each had arrived at the end of its own place in time."""
+    return lambda tokens: Tokens(tokens.values_TE, np.arange(1, len(tokens) + 1) / encoder.traits.tokens_per_s)
+
+
+def _gather(encoder: Encoder[Any, Any], chunks: Iterator[Any], *, until_s: float, finish: bool, broken: bool) -> Tokens:
+    """Tokens in order, up to the first chunk that gives one that arrives later than asked; broken input may end in an error."""
+    parts, state = list[Tokens](), encoder.start()
+    try:
+        for chunk in chunks:
+            parts.append(encoder.read(state, chunk))
+            if len(parts[-1]) and parts[-1].arrival_s[-1] > until_s:
+                break
+        if finish:
+            parts.append(encoder.finish(state))
+    except SourceError:
+        if not broken:
+            raise
+    return Tokens.join(parts, encoder.traits.dim)
+
+
+def _compare(reference: Tokens, got: Tokens, expected: int, cut_s: float, change: str, *, count: bool) -> RawLeak | None:
+    common = min(expected, len(got))
+    ours, theirs = reference.values_TE[:common].contiguous(), got.values_TE[:common].contiguous()
+    same_T = (ours.view(torch.int32) == theirs.view(torch.int32)).all(1).numpy() & (reference.arrival_s[:common] == got.arrival_s[:common])
+    if not same_T.all():
+        token = int(np.flatnonzero(~same_T)[0])
+        difference = float((ours - theirs).abs()[~torch.from_numpy(same_T)].max())
+        return RawLeak(cut_s, change, token, float(reference.arrival_s[token]), difference)
+    if change == "broken" and not count:
+        return None  # an encoder that waits for the end may refuse the whole of a damaged recording
+    if common < expected:
+        return RawLeak(cut_s, change, common, float(reference.arrival_s[common]), np.inf)
+    if count and np.searchsorted(got.arrival_s, cut_s, side="right") > expected:
+        return RawLeak(cut_s, change, expected, float(got.arrival_s[expected]), np.inf)
+    return None
+
+
+# The kinds of raw input: when each piece of it ends, and what else it could have been.
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """Samples, or rows of features."""
+
+    ends: Callable[[int], npt.NDArray[np.float64]]
+    longest: int
+    """Longest chunk."""
+    extra: int
+    """How much is added by `more`."""
+
+    def ends_s(self, raw: Any) -> npt.NDArray[np.float64]:
+        return self.ends(len(raw))
+
+    def chunks(self, raw: Any, generator: np.random.Generator) -> Iterator[Any]:
+        return _cut(raw, self.longest, generator)
+
+    def join(self, before: Any, after: Any) -> Any:
+        return np.concatenate([before, after])
+
+    def change(self, raw: Any, kept: int, change: str, generator: np.random.Generator) -> Any:
+        rest = raw[kept:]
+        scale = float(np.abs(raw).max()) or 1.0
+
+        def noise(count: int) -> Any:
+            return generator.uniform(-scale, scale, (count, *raw.shape[1:])).astype(raw.dtype)
+
+        made: dict[str, Callable[[], Any]] = {
+            "other": lambda: rest[::-1] * raw.dtype.type(-0.5),
+            "noise": lambda: noise(len(rest)),
+            "silence": lambda: np.zeros_like(rest),
+            "nothing": lambda: rest[:0],
+            "more": lambda: np.concatenate([rest, noise(self.extra)]),
+            "broken": lambda: np.full_like(rest, np.nan),
+        }
+        return made[change]()
+
+
+class _Frames:
+    """Pictures."""
+
+    def ends_s(self, raw: Sequence[Frame]) -> npt.NDArray[np.float64]:
+        return np.array([frame.end_s for frame in raw])
+
+    def chunks(self, raw: Sequence[Frame], generator: np.random.Generator) -> Iterator[Any]:
+        return _cut(raw, 3, generator)
+
+    def join(self, before: Sequence[Frame], after: Sequence[Frame]) -> Sequence[Frame]:
+        return [*before, *after]
+
+    def change(self, raw: Sequence[Frame], kept: int, change: str, generator: np.random.Generator) -> Sequence[Frame]:
+        rest = raw[kept:]
+
+        def noise(frame: Frame) -> Frame:
+            return dataclasses.replace(frame, pixels=generator.integers(0, 256, frame.pixels.shape, np.uint8))
+
+        last = raw[-1]
+        later = [dataclasses.replace(last, time_s=last.time_s + i + 1, end_s=last.end_s + i + 1) for i in range(3)]
+        made: dict[str, Callable[[], Sequence[Frame]]] = {
+            "other": lambda: [dataclasses.replace(frame, pixels=255 - frame.pixels) for frame in rest],
+            "noise": lambda: [noise(frame) for frame in rest],
+            "silence": lambda: [dataclasses.replace(frame, pixels=np.zeros_like(frame.pixels)) for frame in rest],
+            "nothing": list,
+            "more": lambda: [*rest, *map(noise, later)],
+            "broken": lambda: [dataclasses.replace(frame, pixels=frame.pixels[:0]) for frame in rest],
+        }
+        return made[change]()
+
+
+def _cut(raw: Any, longest: int, generator: np.random.Generator) -> Iterator[Any]:
+    """The input in chunks of random length: what comes out must not depend on it."""
+    first = 0
+    while first < len(raw):
+        count = int(generator.integers(1, longest + 1))
+        yield raw[first : first + count]
+        first += count
+
+
+def _kind(encoder: Encoder[Any, Any], raw: Raw) -> Any:
+    if not isinstance(raw, np.ndarray):
+        return _Frames()
+    if raw.ndim == 1:
+        return _Arrays(lambda count: np.arange(1, count + 1) / SAMPLE_RATE, longest=SAMPLE_RATE, extra=2 * SAMPLE_RATE)
+    arrivals = getattr(encoder, "arrivals", None)
+    if raw.ndim != 2 or arrivals is None:
+        raise ConfigError(
+            f"audit: expected samples (any,), frames, or rows for an encoder that times rows: got an array of shape {raw.shape}"
+        )
+    return _Arrays(lambda count: arrivals(0, count), longest=7, extra=5)

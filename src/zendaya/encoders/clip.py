@@ -1,0 +1,64 @@
+"""CLIP: a token a frame, the projected image embedding of any CLIP that transformers can load (ViT-B/32 in the paper)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from zendaya.encoders.frames import FPS, FrameEncoder, square, to_tensor
+from zendaya.errors import CheckpointError, MissingExtraError
+
+# OpenAI's own, of every published CLIP; a preprocessor_config.json may say otherwise.
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class Clip(FrameEncoder):
+    """CLIP's image tower and its projection, unnormalised, of a hub id or a folder."""
+
+    def __init__(self, name: str = "openai/clip-vit-base-patch32", *, fps: float = FPS, **hub: Any) -> None:
+        try:
+            import transformers
+        except ModuleNotFoundError:
+            raise MissingExtraError("transformers", "video", "CLIP") from None
+        try:
+            # A pickle could run code: only safetensors are read.
+            self.model = transformers.CLIPVisionModelWithProjection.from_pretrained(name, use_safetensors=True, **hub)
+            settings = _preprocessor(name, **hub)
+        except (OSError, ValueError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CheckpointError(f"{name}: not a CLIP folder or hub id that can be had here: {first}") from None
+        self.model.eval().requires_grad_(False)
+        size = self.model.config.image_size
+        self.shortest, self.crop = _side(settings.get("size"), "shortest_edge", size), _side(settings.get("crop_size"), "height", size)
+        if self.crop != size:
+            raise CheckpointError(
+                f"{name}: its pictures are cropped to {self.crop} but its model expects {size}: the two do not belong together"
+            )
+        self.mean, self.std = settings.get("image_mean", MEAN), settings.get("image_std", STD)
+        super().__init__(f"clip {name} fps={fps:g}", self.model.config.projection_dim, fps)
+
+    def embed(self, pixels_HW3: npt.NDArray[np.uint8]) -> Tensor:
+        picture = to_tensor(square(pixels_HW3, shortest=self.shortest, crop=self.crop), self.mean, self.std)
+        return self.model(pixel_values=picture).image_embeds[0]
+
+
+def _preprocessor(name: str, **hub: Any) -> dict[str, Any]:
+    """The settings a CLIP was published with; none, and OpenAI's are taken."""
+    from transformers.utils import cached_file
+
+    path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False, **hub)
+    settings = json.loads(Path(path).read_bytes()) if path is not None else {}
+    if not isinstance(settings, dict):
+        raise ValueError("preprocessor_config.json is not a JSON object")
+    return settings
+
+
+def _side(value: Any, key: str, default: int) -> int:
+    """A side in pixels, which older files give as a number and newer ones as an object."""
+    return int(value.get(key, default)) if isinstance(value, dict) else int(value or default)

@@ -1,0 +1,282 @@
+"""Whisper's encoder over a stream: `full` is Whisper as published and offline only, `block` reads no further than its own block.
+
+Token k of a 30 s span stands for samples 320k … 320k+319 and, through two convolutions of kernel 3 (the second of stride 2) over
+mel frames of 400 samples every 160, reads samples 320k−520 … 320k+519. So a block of tokens [k0, k1) is computed once sample
+320·k1+199 is there, 12.5 ms after its own end, and that is when it arrives. Nothing stands in for audio that is still to come.
+
+Shape suffixes: S samples, C mel bins, L mel frames, T tokens of a block, P places of a span, D model width, A heads, K head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from zendaya.encoders import Samples, Tokens, Traits, readable_prefix
+from zendaya.encoders.whisper import SAMPLE_RATE, encode_offline, load_encoder, load_weights
+from zendaya.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+WINDOW, HOP = 400, 160
+"""Whisper's mel frames, in samples: 25 ms every 10 ms."""
+TOKEN = 2 * HOP
+"""Samples of one token: the second convolution has stride 2."""
+AHEAD = WINDOW // 2
+"""Samples read past the end of a token's own: mel frame 2k+2 is centred on that end."""
+BEHIND = 2 * HOP + WINDOW // 2
+"""Samples read before the beginning of a token's own: mel frame 2k−2 is centred 2 hops before it."""
+
+BLOCK_S = (0.24, 2.0)
+"""Shortest and longest block. Below, phone information is lost; above, the delay is that of an offline encoder."""
+CEILING = 1.0
+"""log₁₀ of the loudest mel energy expected; what lies 8 below it is floor. Whisper takes the clip's own maximum, which is future
+information. 1.0 is the median of the maxima of LibriSpeech's clips (134 of dev-clean and test-clean; 5–95 %: 0.2–1.5)."""
+LARGEST_SAMPLE = 1e6
+"""Full scale is 1; a sample beyond this is damage, not sound, and its energy would overflow float32 downstream."""
+
+
+def load_whisper(
+    name: str = "tiny.en", *, mode: Literal["full", "block"] = "block", block_s: float = 1.0, pool: int = 1, ceiling: float = CEILING,
+    **hub: Any,
+) -> WhisperFull | WhisperBlocks:  # fmt: skip
+    """A Whisper encoder by name: tiny.en from its package, any other through transformers (a hub id or a folder)."""
+    if mode not in ("full", "block"):
+        raise ConfigError(f"whisper: mode must be 'full' (offline only) or 'block': got {mode!r}")
+    encoder = load_encoder(load_weights(name, **hub))
+    if mode == "full":
+        return WhisperFull(encoder, name, pool=pool)
+    return WhisperBlocks(encoder, name, block_s=block_s, pool=pool, ceiling=ceiling)
+
+
+@dataclass
+class _Heard:
+    """The samples of a stream that are still needed, and what was wrong with the next one."""
+
+    total: int = 0
+    """Samples heard since the stream began."""
+    first: int = 0
+    """Place of the first sample kept."""
+    kept_S: Samples = field(default_factory=lambda: np.zeros(0, np.float32))
+    problem: str | None = None
+
+    def take(self, samples_S: Samples) -> None:
+        """Add what can be read; what comes before a bad sample is used, and the next call says what is wrong."""
+        self.check()
+        if samples_S.ndim != 1 or samples_S.dtype.kind != "f":
+            raise SourceError(
+                f"audio: expected one channel of float samples at {SAMPLE_RATE} Hz, shape (any,): "
+                f"got {samples_S.dtype} of shape {samples_S.shape}; mix down and convert first"
+            )
+        good = readable_prefix(samples_S, LARGEST_SAMPLE)
+        if good < samples_S.size:
+            self.problem = (
+                f"audio: sample {self.total + good} ({(self.total + good) / SAMPLE_RATE:.3f} s) is {samples_S[good]}: "
+                f"expected a number within ±{LARGEST_SAMPLE:g}; the recording is damaged, or not float audio"
+            )
+        self.kept_S = np.concatenate([self.kept_S, samples_S[:good].astype(np.float32, copy=False)])
+        self.total += good
+        if good == 0:
+            self.check()
+
+    def check(self) -> None:
+        if self.problem is not None:
+            raise SourceError(self.problem)
+
+    def between(self, start: int, stop: int) -> Tensor:
+        """Samples start … stop−1, silence where the stream has ended."""
+        assert start >= self.first, (start, self.first)
+        heard_S = self.kept_S[start - self.first : stop - self.first]
+        return functional.pad(torch.from_numpy(heard_S), (0, stop - start - heard_S.size))
+
+    def forget(self, before: int) -> None:
+        self.kept_S = self.kept_S[before - self.first :].copy()
+        self.first = before
+
+
+def _check_pool(pool: int, span: int) -> int:
+    if not isinstance(pool, int) or not 1 <= pool <= span:
+        raise ConfigError(f"whisper: pool must be a whole number of tokens in 1 … {span} (15 gives 3.3 tokens/s): got {pool!r}")
+    return pool
+
+
+class WhisperFull:
+    """Whisper as published: bidirectional, the log-mel floor taken from the loudest moment; every token knows the whole recording.
+
+    It keeps all audio until the end, and then gives all tokens, whose arrival is the end of the recording. A recording
+    longer than 30 s is encoded in pieces of 30 s.
+    """
+
+    def __init__(self, encoder: WhisperEncoder, name: str, *, pool: int = 1) -> None:
+        self.encoder = encoder.eval()
+        self.span: int = encoder.config.max_source_positions
+        self.pool = _check_pool(pool, self.span)
+        self.traits = Traits(
+            name=f"whisper {name} full pool={pool}", dim=encoder.config.d_model, tokens_per_s=SAMPLE_RATE / TOKEN / pool,
+            look_back_s=math.inf, look_ahead_s=math.inf, live=False,
+        )  # fmt: skip
+
+    def start(self) -> _Heard:
+        return _Heard()
+
+    def read(self, state: _Heard, raw: Samples) -> Tokens:
+        state.take(raw)
+        return Tokens.none(self.traits.dim)
+
+    def finish(self, state: _Heard) -> Tokens:
+        state.check()
+        pooled = []
+        for first in range(0, state.total, self.span * TOKEN):
+            piece_S = state.kept_S[first : first + self.span * TOKEN]
+            values_TD = encode_offline(self.encoder, piece_S)[: math.ceil(piece_S.size / TOKEN)]
+            pooled += [group_TD.mean(0, keepdim=True) for group_TD in torch.split(values_TD, self.pool)] if self.pool > 1 else [values_TD]
+        if not pooled:
+            return Tokens.none(self.traits.dim)
+        values_TD = torch.cat(pooled)
+        return Tokens(values_TD, np.full(values_TD.shape[0], state.total / SAMPLE_RATE))
+
+
+@dataclass
+class BlockState:
+    """A stream between two blocks: its last samples, the keys and values of the span so far, the tokens not yet pooled."""
+
+    heard: _Heard = field(default_factory=_Heard)
+    span_start: int = 0
+    """The sample at which the span began."""
+    place: int = 0
+    """Tokens of the span so far."""
+    cache: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values of each layer, (A, P, K), of which the first `place` are written."""
+    unpooled: list[Tensor] = field(default_factory=list)
+
+
+class WhisperBlocks:
+    """Whisper with block-causal attention: a token attends to its own block and all blocks before it in its 30 s span.
+
+    Spans are independent: positions, convolutions and attention begin anew, so that a stream may go on for ever in constant
+    memory. Every product has a shape that depends on the place in the span alone, so any chunking gives the same bits.
+    """
+
+    def __init__(self, encoder: WhisperEncoder, name: str, *, block_s: float = 1.0, pool: int = 1, ceiling: float = CEILING) -> None:
+        config = encoder.config
+        if not BLOCK_S[0] <= block_s <= BLOCK_S[1] or abs(block_s * SAMPLE_RATE / TOKEN - round(block_s * SAMPLE_RATE / TOKEN)) > 1e-6:
+            raise ConfigError(f"whisper: block_s must be a multiple of 0.02 s in {BLOCK_S[0]} … {BLOCK_S[1]}: got {block_s!r}")
+        if not math.isfinite(ceiling):
+            raise ConfigError(f"whisper: ceiling must be a finite log10 energy, near {CEILING}: got {ceiling!r}")
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.span: int = config.max_source_positions
+        self.block = round(block_s * SAMPLE_RATE / TOKEN)
+        self.pool = _check_pool(pool, self.span)
+        self.floor = ceiling - 8.0
+        self.heads: int = config.encoder_attention_heads
+        token_s = TOKEN / SAMPLE_RATE
+        self.traits = Traits(
+            name=f"whisper {name} block={self.block * token_s:g}s pool={pool} ceiling={ceiling:g}", dim=config.d_model,
+            tokens_per_s=SAMPLE_RATE / TOKEN / pool, look_back_s=(self.span - pool) * token_s,
+            look_ahead_s=(self.block - 1) * token_s + AHEAD / SAMPLE_RATE, live=True,
+        )  # fmt: skip
+        from transformers import WhisperFeatureExtractor
+
+        filters = WhisperFeatureExtractor(feature_size=config.num_mel_bins).mel_filters
+        self._filters_CF = torch.from_numpy(np.ascontiguousarray(filters.T)).float()
+        self._window_S = torch.hann_window(WINDOW)
+
+    def start(self) -> BlockState:
+        config = self.encoder.config
+        shape = (self.heads, self.span, config.d_model // self.heads)
+        return BlockState(cache=[(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.encoder_layers)])
+
+    def read(self, state: BlockState, raw: Samples) -> Tokens:
+        state.heard.take(raw)
+        parts = []
+        while (needed := self._block_end(state) + AHEAD) <= state.heard.total:
+            values_TD = self._encode_block(state)
+            parts.append(self._pool(state, values_TD, needed))
+        state.heard.forget(max(state.span_start, state.span_start + state.place * TOKEN - BEHIND))
+        return Tokens.join(parts, self.traits.dim)
+
+    def finish(self, state: BlockState) -> Tokens:
+        state.heard.check()
+        parts, total = [], state.heard.total
+        while (left := total - state.span_start - state.place * TOKEN) > 0:
+            values_TD = self._encode_block(state)  # silence follows the end, as in Whisper's training
+            parts.append(self._pool(state, values_TD[: math.ceil(left / TOKEN)], total))
+        if state.unpooled:
+            parts.append(self._flush(state, total))
+        return Tokens.join(parts, self.traits.dim)
+
+    def _block_end(self, state: BlockState) -> int:
+        return state.span_start + min(state.place + self.block, self.span) * TOKEN
+
+    @torch.inference_mode()
+    def _encode_block(self, state: BlockState) -> Tensor:
+        """The next block of tokens, and the state moved past it."""
+        stop = min(state.place + self.block, self.span)
+        x_TD = self._convolve(self._log_mel(state), first=state.place == 0)
+        x_TD = x_TD + self.encoder.embed_positions.weight[state.place : stop]
+        for layer, (k_APK, v_APK) in zip(self.encoder.layers, state.cache, strict=True):
+            attend = self._attention(layer.self_attn, k_APK, v_APK, state.place, stop)
+            x_TD = x_TD + attend(layer.self_attn_layer_norm(x_TD))
+            x_TD = x_TD + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(x_TD))))
+        state.place = stop
+        if stop == self.span:
+            state.span_start, state.place = state.span_start + self.span * TOKEN, 0
+        return self.encoder.layer_norm(x_TD)
+
+    def _log_mel(self, state: BlockState) -> Tensor:
+        """Mel frames 2·k0−2 … 2·k1 of the block [k0, k1); a span begins with frame 0, mirrored at its left edge as in Whisper."""
+        start, stop = state.span_start + state.place * TOKEN - BEHIND, self._block_end(state) + AHEAD
+        if state.place == 0:
+            samples_S = state.heard.between(state.span_start, stop)
+            samples_S = torch.cat([samples_S[1 : WINDOW // 2 + 1].flip(0), samples_S])
+        else:
+            samples_S = state.heard.between(start, stop)
+        power_LF = torch.fft.rfft(samples_S.unfold(0, WINDOW, HOP) * self._window_S).abs() ** 2
+        log_CL = (self._filters_CF @ power_LF.T).clamp(min=1e-10).log10()
+        return (log_CL.clamp(min=self.floor) + 4.0) / 4.0
+
+    def _convolve(self, mel_CL: Tensor, *, first: bool) -> Tensor:
+        """The two convolutions over exactly the frames they read; only the beginning of a span is padded with zeros, as in Whisper."""
+        conv1, conv2 = self.encoder.conv1, self.encoder.conv2
+        edge = (1, 0) if first else (0, 0)
+        x_DL = functional.gelu(functional.conv1d(functional.pad(mel_CL, edge), conv1.weight, conv1.bias))
+        x_DT = functional.gelu(functional.conv1d(functional.pad(x_DL, edge), conv2.weight, conv2.bias, stride=2))
+        return x_DT.T
+
+    def _attention(self, attention: Any, k_APK: Tensor, v_APK: Tensor, place: int, stop: int) -> Callable[[Tensor], Tensor]:
+        def split(x_TD: Tensor) -> Tensor:
+            return x_TD.view(x_TD.shape[0], self.heads, -1).transpose(0, 1)
+
+        def attend(x_TD: Tensor) -> Tensor:
+            k_APK[:, place:stop], v_APK[:, place:stop] = split(attention.k_proj(x_TD)), split(attention.v_proj(x_TD))
+            q_ATK = split(attention.q_proj(x_TD))
+            y_ATK = functional.scaled_dot_product_attention(q_ATK[None], k_APK[None, :, :stop], v_APK[None, :, :stop])[0]
+            return attention.out_proj(y_ATK.transpose(0, 1).flatten(1))
+
+        return attend
+
+    def _pool(self, state: BlockState, values_TD: Tensor, arrived: int) -> Tokens:
+        """Means of `pool` tokens, each arriving with its last; groups begin anew with each span."""
+        if self.pool == 1:
+            return Tokens(values_TD.clone(), np.full(values_TD.shape[0], arrived / SAMPLE_RATE))
+        parts = []
+        for value_D in values_TD:
+            state.unpooled.append(value_D)
+            if len(state.unpooled) == self.pool:
+                parts.append(self._flush(state, arrived))
+        if state.place == 0 and state.unpooled:  # the span has ended inside a group
+            parts.append(self._flush(state, arrived))
+        return Tokens.join(parts, self.traits.dim)
+
+    def _flush(self, state: BlockState, arrived: int) -> Tokens:
+        mean_1D = torch.stack(state.unpooled).mean(0, keepdim=True)
+        state.unpooled.clear()
+        return Tokens(mean_1D, np.array([arrived / SAMPLE_RATE]))

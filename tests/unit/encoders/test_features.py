@@ -1,0 +1,267 @@
+"""Precomputed features from files of four formats; hostile and broken ones; the PCA."""
+
+import io
+import struct
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from zendaya.encoders import encode, features
+from zendaya.encoders.features import PCA, Precomputed, read_features
+from zendaya.errors import CheckpointError, ConfigError, SourceError
+
+ROWS = np.random.default_rng(0).standard_normal((40, 12)).astype(np.float32)
+
+
+def write(folder, kind, array=ROWS):
+    path = folder / f"clip.{kind}"
+    if kind == "npy":
+        np.save(path, array)
+    elif kind == "npz":
+        np.savez_compressed(path, clip=array)
+    elif kind == "safetensors":
+        safetensors.numpy.save_file({"clip": np.ascontiguousarray(array)}, path)
+    else:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("clip/c3d_features", data=array)
+    return path
+
+
+def error_of(*arguments, **settings):
+    with pytest.raises(SourceError) as caught:
+        read_features(*arguments, **settings)
+    message = str(caught.value)
+    assert message.startswith(str(arguments[0]))
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5", "h5"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, np.int8])
+def test_every_format_gives_the_rows(tmp_path, kind, dtype):
+    path = write(tmp_path, kind, (10 * ROWS).astype(dtype))
+    got = read_features(path, dim=12)
+    assert got.dtype == np.float32
+    assert np.array_equal(got, (10 * ROWS).astype(dtype).astype(np.float32))
+    assert "expected features of shape (any, 500): got (40, 12)" in error_of(path, dim=500)
+
+
+def test_names(tmp_path):
+    with h5py.File(tmp_path / "all.hdf5", "w") as file:
+        for name in "abc":
+            file.create_dataset(f"v_{name}/c3d_features", data=ROWS + ord(name), compression="gzip", chunks=(8, 12))
+    for name in ("v_b", "v_b/c3d_features", "/v_b/c3d_features"):
+        assert np.array_equal(read_features(tmp_path / "all.hdf5", name), ROWS + ord("b"))
+    assert "expected one of 'v_a', 'v_b', 'v_c'" in error_of(tmp_path / "all.hdf5")
+    assert "no '/v_d' in it" in error_of(tmp_path / "all.hdf5", "v_d")
+    assert "no '/v_a/c3d_features/x' in it" in error_of(tmp_path / "all.hdf5", "v_a/c3d_features/x")
+    np.savez(tmp_path / "all.npz", a=ROWS, b=-ROWS)
+    assert np.array_equal(read_features(tmp_path / "all.npz", "b"), -ROWS)
+    assert "no array 'c' in it" in error_of(tmp_path / "all.npz", "c")
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(ROWS))
+    assert np.array_equal(read_features(tmp_path / "fortran.npy"), ROWS)
+    assert "without a name" in error_of(tmp_path / "fortran.npy", "a")
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5"])
+def test_values_and_shapes_that_cannot_be(tmp_path, kind):
+    for value in (np.nan, np.inf, 1e31):
+        bad = ROWS.copy()
+        bad[7, 3] = value
+        assert "row 7 holds a feature that is not finite" in error_of(write(tmp_path, kind, bad))
+    assert "empty" in error_of(write(tmp_path, kind, ROWS[:0]))
+    assert "got (12,)" in error_of(write(tmp_path, kind, ROWS[0]))
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 0.99])
+def test_cut_files(tmp_path, kind, share):
+    path = write(tmp_path, kind)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    error_of(path)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5"])
+def test_other_files_under_a_name(tmp_path, kind):
+    path = tmp_path / f"words.{kind}"
+    path.write_text("these are words " * 100)
+    error_of(path)
+    assert "no such file" in error_of(tmp_path / f"none.{kind}")
+
+
+def test_pickles_are_not_run(tmp_path):
+    ran = tmp_path / "ran"
+
+    class Payload:
+        def __reduce__(self):
+            return (open, (str(ran), "w"))
+
+    np.save(tmp_path / "object.npy", np.array([Payload()]), allow_pickle=True)
+    np.savez(tmp_path / "object.npz", clip=np.array([Payload()], object))
+    for name in ("object.npy", "object.npz"):
+        assert "Python objects, which can run code" in error_of(tmp_path / name)
+    (tmp_path / "clip.pt").write_bytes(b"")
+    assert "expected .hdf5" in error_of(tmp_path / "clip.pt")
+    assert not ran.exists()
+
+
+def npy_header(shape, dtype="<f4"):
+    head = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    head = head.ljust(118 - 1) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode()
+
+
+@pytest.mark.parametrize("shape", ["(10**9, 500)", "(1000000000000, 500)", "(-5, 12)", "(2, 12)", "(40, 12)"])
+def test_headers_that_promise_too_much(tmp_path, shape):
+    data = npy_header(shape) + ROWS[:20].tobytes()
+    (tmp_path / "bad.npy").write_bytes(data)
+    error_of(tmp_path / "bad.npy")
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr("clip.npy", data)
+    error_of(tmp_path / "bad.npz")
+
+
+def test_zip_bombs(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "MAX_BYTES", 2**20)
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("clip.npy", npy_header("(1048576, 12)") + bytes(4 * 12 * 2**20))
+    assert (tmp_path / "bomb.npz").stat().st_size < 2**17
+    assert "zip bomb" in error_of(tmp_path / "bomb.npz")
+
+
+def test_a_zip_that_lies_about_its_size(tmp_path):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("clip.npy", npy_header("(100000, 12)") + bytes(4 * 12 * 100_000))
+    data, honest = buffer.getvalue(), struct.pack("<I", 128 + 4 * 12 * 100_000)
+    assert data.count(honest) == 2  # in the member's header and in the directory
+    small = npy_header("(10, 12)")
+    (tmp_path / "lie.npz").write_bytes(data.replace(honest, struct.pack("<I", len(small) + 480)))
+    error_of(tmp_path / "lie.npz")
+
+
+def test_hdf5_never_leads_out_of_the_file(tmp_path):
+    secret = tmp_path / "secret.hdf5"
+    with h5py.File(secret, "w") as file:
+        file["clip"] = ROWS
+    (tmp_path / "secret.raw").write_bytes(ROWS.tobytes())
+    layout = h5py.VirtualLayout(ROWS.shape, np.float32)
+    layout[:] = h5py.VirtualSource(str(secret), "clip", ROWS.shape)
+    with h5py.File(tmp_path / "bad.hdf5", "w") as file:
+        file["own"] = ROWS
+        file["external"] = h5py.ExternalLink(str(secret), "/clip")
+        file["folder"] = h5py.ExternalLink(str(secret), "/")
+        file["soft"] = h5py.SoftLink("/external")
+        file["dangling"] = h5py.SoftLink("/nowhere")
+        file.create_dataset("raw", ROWS.shape, np.float32, external=[(str(tmp_path / "secret.raw"), 0, h5py.h5f.UNLIMITED)])
+        file.create_virtual_dataset("virtual", layout)
+    bad = tmp_path / "bad.hdf5"
+    for name in ("external", "folder/clip", "soft", "dangling"):
+        assert "links are not followed" in error_of(bad, name)
+    for name in ("raw", "virtual"):
+        assert "other files, which are not read" in error_of(bad, name)
+    assert np.array_equal(read_features(bad, "own"), ROWS)
+    with h5py.File(tmp_path / "only.hdf5", "w") as file:
+        file["clip"] = h5py.ExternalLink(str(secret), "/clip")
+    assert "links are not followed" in error_of(tmp_path / "only.hdf5")
+
+
+def test_hdf5_that_declares_what_it_does_not_hold(tmp_path):
+    with h5py.File(tmp_path / "bad.hdf5", "w") as file:
+        file.create_dataset("huge", (10**12, 500), np.float32, chunks=(100, 500))
+        file.create_dataset("unwritten", (100, 500), np.float32, chunks=(100, 500))
+        file.create_dataset("words", data=["a", "b"])
+        file.create_dataset("null", dtype=h5py.Empty("f4").dtype, data=h5py.Empty("f4"))
+        file["type"] = np.dtype("f4")
+        file.create_dataset("complex", data=ROWS.astype(np.complex64))
+        file.create_group("loop")
+        file["loop/self"] = file["loop"]
+    bad = tmp_path / "bad.hdf5"
+    assert "declares shape (1000000000000, 500)" in error_of(bad, "huge")
+    assert "stores nothing" in error_of(bad, "unwritten")
+    assert "Python objects" in error_of(bad, "words")
+    assert "without a shape" in error_of(bad, "null")
+    assert "expected a dataset" in error_of(bad, "type")
+    assert "expected an array of numbers" in error_of(bad, "complex")
+    assert "groups inside groups" in error_of(bad, "loop")
+
+
+def test_hdf5_filters_from_the_machine_are_not_loaded(tmp_path):
+    path = tmp_path / "packed.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("clip", data=ROWS, chunks=(8, 12), compression="lzf")
+    assert np.array_equal(read_features(path), ROWS)
+    data = path.read_bytes()
+    assert data.count(struct.pack("<H", 32000)) == 1
+    path.write_bytes(data.replace(struct.pack("<H", 32000), struct.pack("<H", 32001)))
+    assert "packed by filter 32001" in error_of(path)
+
+
+def test_pca_is_that_of_the_covariance(tmp_path):
+    mixed = ROWS @ np.diag(np.linspace(3, 0.1, 12)).astype(np.float32) + 5
+    pca = PCA.fit([mixed[:10], mixed[10:]], dim=4)
+    centred = mixed.astype(np.float64) - mixed.mean(0)
+    _, sizes, vectors = np.linalg.svd(centred, full_matrices=False)
+    expected = centred @ vectors[:4].T
+    got = pca.apply(torch.from_numpy(mixed)).numpy()
+    assert np.allclose(np.abs(got), np.abs(expected), atol=1e-4)
+    assert pca.explained == pytest.approx((sizes[:4] ** 2).sum() / (sizes**2).sum(), abs=1e-6)
+    pca.save(tmp_path / "pca.safetensors")
+    loaded = PCA.load(tmp_path / "pca.safetensors")
+    assert torch.equal(loaded.apply(torch.from_numpy(mixed)), pca.apply(torch.from_numpy(mixed)))
+    assert loaded.explained == pca.explained
+    with pytest.raises(ConfigError, match=r"dim must lie in 1 … 12"):
+        PCA.fit([mixed], dim=13)
+    with pytest.raises(ConfigError, match=r"dim must lie in 1 … 0"):
+        PCA.fit([], dim=1)
+
+
+def test_a_pca_that_is_not_one(tmp_path):
+    safetensors.numpy.save_file({"mean": ROWS[0]}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="got another file"):
+        PCA.load(tmp_path / "other.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes(b"words")
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        PCA.load(tmp_path / "cut.safetensors")
+    PCA(torch.zeros(5), torch.zeros(4, 2), 1.0).save(tmp_path / "odd.safetensors")
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        PCA.load(tmp_path / "odd.safetensors")
+    PCA(torch.zeros(4), torch.zeros(4, 2), 1.0).save(tmp_path / "fits.safetensors")
+    with pytest.raises(ConfigError, match="fitted on 4 features: got features of 12"):
+        Precomputed(12, 3.0, pca=PCA.load(tmp_path / "fits.safetensors"))
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 17, 40])
+def test_chunks_of_rows_do_not_change_a_bit(size):
+    encoder = Precomputed(12, 3.0, pca=PCA.fit([ROWS], dim=7))
+    whole = encode(encoder, [ROWS])
+    got = encode(encoder, [ROWS[first : first + size] for first in range(0, 40, size)])
+    assert torch.equal(got.values_TE, whole.values_TE)
+    assert np.array_equal(got.arrival_s, whole.arrival_s)
+    assert whole.values_TE.shape == (40, 7)
+
+
+def test_rows_arrive_at_the_end_of_their_window():
+    c3d = Precomputed.c3d(fps=30)
+    tokens = encode(c3d, [np.zeros((3, 500), np.float32)])
+    assert tokens.arrival_s == pytest.approx([16 / 30, 24 / 30, 32 / 30])
+    assert c3d.traits.look_ahead_s == pytest.approx(8 / 30)
+    assert encode(Precomputed(12, 4.0), [ROWS[:2]]).arrival_s.tolist() == [0.25, 0.5]
+    with pytest.raises(ConfigError, match="above 0"):
+        Precomputed(12, 0.0)
+
+
+def test_bad_rows_are_an_error_after_all_that_came_before():
+    encoder, bad = Precomputed(12, 3.0), ROWS.copy()
+    bad[5] = np.nan
+    state = encoder.start()
+    assert torch.equal(encoder.read(state, bad).values_TE, torch.from_numpy(ROWS[:5]))
+    with pytest.raises(SourceError, match="row 5"):
+        encoder.finish(state)
+    with pytest.raises(SourceError, match=r"shape \(any, 12\): got \(3, 11\)"):
+        encoder.read(encoder.start(), ROWS[:3, :11])
