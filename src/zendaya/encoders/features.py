@@ -84,7 +84,7 @@ def _npy_array(file: IO[bytes], num_bytes: int, where: str) -> npt.NDArray[Any]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
         offset = file.tell()
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except Exception as error:  # NumPy parses the header as Python: what damage raises there is no closed list
         raise SourceError(f"{where}: damaged or not an npy array: {_first_line(error)}") from None
     _check_array(shape, dtype, where)
     size = math.prod(shape) * dtype.itemsize
@@ -109,7 +109,9 @@ def _read_npz(path: Path, name: str | None) -> npt.NDArray[Any]:
                 raise SourceError(f"{where}: unpacks to {info.file_size} bytes: expected at most {MAX_BYTES}; it is damaged or a zip bomb")
             with archive.open(info) as file:
                 return _npy_array(file, info.file_size, where)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:  # RuntimeError: an encrypted member
+    except SourceError:
+        raise
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError) as error:  # RuntimeError: an encrypted member
         raise SourceError(f"{path}: not a whole npz file: {_first_line(error)}") from None
 
 
@@ -119,10 +121,14 @@ def _read_safetensors(path: Path, name: str | None) -> npt.NDArray[Any]:
             chosen = _choose(list(file.keys()), name, str(path))
             part = file.get_slice(chosen)
             shape = tuple(part.get_shape())
+            if not part.get_dtype().startswith(("F", "BF", "I", "U")):
+                raise SourceError(f"{path}, {chosen!r}: holds {part.get_dtype()}: expected an array of numbers")
             if math.prod(shape) * 4 > MAX_BYTES:
                 raise SourceError(f"{path}, {chosen!r}: shape {shape} is too large: expected at most {MAX_BYTES} bytes")
             return file.get_tensor(chosen).float().numpy()
-    except (safetensors.SafetensorError, OSError) as error:
+    except SourceError:
+        raise
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise SourceError(f"{path}: not a whole safetensors file: {_first_line(error)}") from None
 
 
@@ -147,7 +153,9 @@ def _read_hdf5(path: Path, name: str | None) -> npt.NDArray[Any]:
                 raise SourceError(f"{where}: expected a dataset: got a {type(node).__name__}")
             _check_dataset(node, where)
             return np.asarray(node[()])
-    except (OSError, RuntimeError, KeyError) as error:
+    except SourceError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # ValueError: a name or a type that cannot be
         raise SourceError(f"{path}: damaged, cut short or not HDF5: {_first_line(error)}") from None
 
 

@@ -29,8 +29,9 @@ RESAMPLER_AHEAD_S = 0.002
 """A sample of a recording that is not at 16 kHz reads at most this far past itself: half of libswresample's filter, rounded up."""
 MAX_PIXELS = 8192 * 8192
 """Largest picture decoded; beyond it a few bytes of file would ask for gigabytes."""
-RATES, MAX_CHANNELS = (1000, 768_000), 64
-"""Sample rates and channels of anything that is sound; a resampler for others would need memory without end."""
+RATES, MAX_CHANNELS = (1000, 768_000), 8
+"""Sample rates and channels that are read: up to 7.1. A resampler for absurd rates would need memory without end, and PyAV reads
+past the end of planar frames of more than 8 channels."""
 MAX_PAUSE_S = 600.0
 """Longest time one picture is held; beyond it the clock of the file is broken, and would ask for millions of the same picture."""
 PEEK = 4096
@@ -86,7 +87,7 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
             raise SourceError(
                 f"{name}: {channels} channels at {rate} Hz: expected at most {MAX_CHANNELS} at {RATES[0]} … {RATES[1]} Hz; it is damaged"
             )
-        resampler = av.AudioResampler(format="fltp", rate=SAMPLE_RATE)
+        resampler = av.AudioResampler(format="flt", rate=SAMPLE_RATE)
 
         def blocks() -> Iterator[Samples]:
             for frame in itertools.chain(_decoded(container, stream, name), [None]):
@@ -95,7 +96,7 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
                 except (av.error.FFmpegError, ValueError) as error:  # a rate or a number of channels that changes, or cannot be
                     raise SourceError(f"{name}: damaged: its samples cannot be brought to {SAMPLE_RATE} Hz: {_reason(error)}") from None
                 # Channels are averaged here: libswresample would add them up in float, and a stereo recording would come out louder.
-                yield from (part.to_ndarray().mean(0) for part in parts)
+                yield from (part.to_ndarray().reshape(part.samples, -1).mean(1) for part in parts)
 
         heard = 0
         for chunk in _rechunk(blocks(), size):

@@ -94,6 +94,11 @@ def test_other_files_under_a_name(tmp_path, kind):
     assert "no such file" in error_of(tmp_path / f"none.{kind}")
 
 
+def test_safetensors_of_no_numbers(tmp_path):
+    safetensors.numpy.save_file({"clip": np.ones((3, 2), bool)}, tmp_path / "bool.safetensors")
+    assert "expected an array of numbers" in error_of(tmp_path / "bool.safetensors")
+
+
 def test_pickles_are_not_run(tmp_path):
     ran = tmp_path / "ran"
 
@@ -265,3 +270,21 @@ def test_bad_rows_are_an_error_after_all_that_came_before():
         encoder.finish(state)
     with pytest.raises(SourceError, match=r"shape \(any, 12\): got \(3, 11\)"):
         encoder.read(encoder.start(), ROWS[:3, :11])
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5"])
+def test_damage_anywhere_is_an_error_of_ours(tmp_path, kind):
+    """Bytes overwritten at random: features or an error of ours, never another exception."""
+    path, generator, errors = write(tmp_path, kind), np.random.default_rng(0), []
+    data = path.read_bytes()
+    for trial in range(400):
+        broken = bytearray(data)
+        for place in generator.integers(0, len(data) if trial % 2 else min(700, len(data)), generator.integers(1, 12)):
+            broken[place] = generator.integers(256)
+        path.write_bytes(broken)
+        try:
+            read_features(path)
+        except SourceError as error:
+            errors.append(str(error))
+    assert len(errors) > 100
+    assert all(error.startswith(str(path)) and "\n" not in error for error in errors)

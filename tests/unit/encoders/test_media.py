@@ -350,7 +350,7 @@ def test_noise_for_a_file_is_an_error_of_ours(tmp_path):
     assert all(str(path) in error for error in errors)
 
 
-@pytest.mark.parametrize(("place", "value", "size"), [(24, 2**31 - 1, 4), (24, 1, 4), (22, 60_000, 2)])
+@pytest.mark.parametrize(("place", "value", "size"), [(24, 2**31 - 1, 4), (24, 1, 4), (22, 60_000, 2), (22, 49, 2)])
 def test_sound_that_cannot_be(tmp_path, place, value, size):
     path = tmp_path / "tone.wav"
     soundfile.write(path, tone(1), RATE, "PCM_16")
