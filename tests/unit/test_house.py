@@ -21,6 +21,7 @@ ROOMS = [
     "decoder",
     "length",
     "model",
+    "encode",
     "pretrained",
     "engine",
     "policies",
@@ -36,6 +37,7 @@ ROOMS = [
     "demo",
     "serve",
     "corpora_cli",
+    "encode_cli",
     "cli",
 ]
 ALSO_FORBIDDEN = {"encoders": {"corpora"}, "decoder": {"encoders", "corpora", "metrics"}, "model": {"encoders", "corpora", "metrics"}}

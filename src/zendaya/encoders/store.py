@@ -85,8 +85,8 @@ class Signature:
         """The signature of an encoder's tokens of a corpus."""
         return Signature(
             version=zendaya.__version__, encoder=traits.name, encoder_digest=encoder_digest, dim=traits.dim,
-            tokens_per_s=traits.tokens_per_s, look_back_s=traits.look_back_s, look_ahead_s=traits.look_ahead_s, live=traits.live, ids=traits.ids, corpus=corpus,
-            data_digest=data_digest, split=split, dtype=dtype,
+            tokens_per_s=traits.tokens_per_s, look_back_s=traits.look_back_s, look_ahead_s=traits.look_ahead_s, live=traits.live,
+            ids=traits.ids, corpus=corpus, data_digest=data_digest, split=split, dtype=dtype,
         )  # fmt: skip
 
     @property
@@ -108,7 +108,7 @@ class Signature:
         if not isinstance(data, dict) or data.keys() != names.keys():
             raise StoreError(f"{where}: its signature does not have the fields {', '.join(names)}: another program wrote it")
         values: dict[str, Any] = {name: math.inf if value is None else value for name, value in data.items()}
-        types = {"str": str, "Dtype": str, "float": (int, float), "int": int, "bool": bool}
+        types: dict[str, Any] = {"str": str, "Dtype": str, "float": (int, float), "int": int, "bool": bool}
         for name, value in values.items():
             if not isinstance(value, types[str(names[name])]):
                 raise StoreError(f"{where}: {name} of its signature is {value!r}, which is not a {names[name]}: another program wrote it")
@@ -319,7 +319,8 @@ def _sealed_files(header: dict[str, Any], folder: Path) -> dict[str, tuple[int, 
         raise StoreError(f"{folder / HEADER}: its list of files lacks sizes and checksums: another program wrote it") from None
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -421,7 +422,7 @@ class FeatureStore:
                 where = self.path / _shard_name(entry.shard)
                 raise StoreError(f"{where}: checksum does not match at clip {entry.id!r}: it was damaged or changed; copy or encode again")
         for name, (_, sha256) in self._files.items():
-            if _file_digest(self.path / name) != sha256:
+            if file_digest(self.path / name) != sha256:
                 raise StoreError(f"{self.path / name}: checksum does not match: it was damaged or changed; copy or encode again")
 
     def _map(self, shard: int) -> mmap.mmap:
@@ -497,6 +498,11 @@ class StoreWriter:
     def entries(self) -> list[Entry]:
         """The clips added so far, in order."""
         return self._added[: self._place.num_entries]
+
+    @property
+    def num_entries(self) -> int:
+        """How many."""
+        return self._place.num_entries
 
     def add(self, clip_id: str, split: str, num_tokens: int, record: bytes, *, kind: str = "", reason: str = "") -> None:
         """The tokens of the next clip, as `pack` made them; `kind` and `reason` say what was odd about its source."""
@@ -673,7 +679,7 @@ class StoreWriter:
         return self._files[name]
 
     def _sums(self, name: str) -> dict[str, Any]:
-        return {"bytes": (self.path / name).stat().st_size, "sha256": _file_digest(self.path / name)}
+        return {"bytes": (self.path / name).stat().st_size, "sha256": file_digest(self.path / name)}
 
     def _write_problems(self) -> None:
         lines = []
