@@ -422,7 +422,12 @@ def fake(tmp_path, monkeypatch):
 class Runner:
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUNNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+            [sys.executable, "-W", "ignore", "-c", RUNNER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
 
     def start(self, out, limit=0):
