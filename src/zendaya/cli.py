@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zendaya
+from zendaya import corpora_cli
 from zendaya.errors import ConfigError, ScheduleError, ZendayaError
 from zendaya.schedule import PowerLaw, Rounding, parse_schedule
 
@@ -21,6 +22,8 @@ app = typer.Typer(
     name="zendaya", help=zendaya.__doc__, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )  # fmt: skip
+
+app.add_typer(corpora_cli.app, name="corpora")
 
 
 def main() -> None:

@@ -10,8 +10,9 @@ import contextlib
 import io
 import itertools
 import stat
+import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -78,7 +79,7 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
     with _opened(source) as (container, name, kind, head):
         import av
 
-        wav_s = _wav_length_s(head) if kind == "wav" else None
+        wav = _Wav.parse(head) if kind == "wav" else None
         if not container.streams.audio:
             raise SourceError(f"{name}: no sound in it: expected at least one audio stream; got {_contents(container)}")
         stream = _known(container.streams.audio[0], name)
@@ -105,7 +106,7 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
         if heard == 0:
             raise SourceError(f"{name}: empty: its audio stream holds no samples")
         if not allow_truncated:
-            _check_length(wav_s or _length_s(container, stream, kind), heard / SAMPLE_RATE, name)
+            _check_length(wav.length_s if wav else _length_s(container, stream, kind), heard / SAMPLE_RATE, name)
 
 
 def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = False) -> Iterator[Frame]:
@@ -178,20 +179,24 @@ def sample(timed: Iterable[tuple[float, float, Thing]], fps: float) -> Iterator[
 
 
 class _Pipe(io.RawIOBase):
-    """A stream that cannot be wound back, its first bytes already looked at."""
+    """A stream that cannot be wound back, its first bytes already looked at; `limit` bytes of it, if given."""
 
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head, self._rest = head, rest
+    def __init__(self, head: bytes, rest: BinaryIO, limit: int | None = None) -> None:
+        self._head, self._rest, self._left = head, rest, sys.maxsize if limit is None else limit
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
+        size = min(size if size >= 0 else PEEK, self._left)
         if self._head:
-            size = len(self._head) if size < 0 else size
             data, self._head = self._head[:size], self._head[size:]
-            return data
-        return self._rest.read(size)
+        else:
+            # What is there is given at once: a live source must not wait until a buffer of it is full.
+            read: Callable[[int], bytes] = getattr(self._rest, "read1", self._rest.read)
+            data = read(size)
+        self._left -= len(data)
+        return data
 
 
 @contextlib.contextmanager
@@ -212,11 +217,20 @@ def _opened(source: Source) -> Iterator[tuple[av.container.InputContainer, str, 
         def refuse(url: str, flags: int, options: dict[str, str]) -> Any:
             raise SourceError(f"{name}: refers to another file or address ({url!r}), which is never opened")
 
+        opened: BinaryIO | _Pipe = file
+        demuxer, options = kind, {"protocol_whitelist": "none"}
+        if not seekable:
+            options["analyzeduration"] = "100000"  # µs: a live source is not listened to for seconds before it is opened
+            wav = _Wav.parse(head) if kind == "wav" else None
+            if wav is not None and wav.plain:
+                # FFmpeg's wav demuxer waits for 64 KiB, 2 s of speech, in case it were S/PDIF; past its header it is raw samples.
+                demuxer, options["sample_rate"], options["ch_layout"] = "s16le", str(wav.rate), f"{wav.channels}C"
+                opened = _Pipe(head[wav.start :], file, wav.size)
+            else:
+                opened = _Pipe(head, file)
+        options["format_whitelist"] = _demuxers(demuxer)
         try:
-            container = av.open(
-                file if seekable else _Pipe(head, file), "r", format=kind, io_open=refuse, metadata_errors="replace",
-                container_options={"protocol_whitelist": "none", "format_whitelist": _demuxers(kind)},
-            )  # fmt: skip
+            container = av.open(opened, "r", format=demuxer, io_open=refuse, metadata_errors="replace", container_options=options)
         except av.error.FFmpegError as error:
             raise SourceError(f"{name}: a damaged or cut {kind} file: {_reason(error)}; fetch or record it again") from None
         with container:
@@ -317,17 +331,36 @@ def _length_s(container: Any, stream: Any, kind: str) -> float | None:
     return container.duration / 1e6 if container.duration is not None else None
 
 
-def _wav_length_s(head: bytes) -> float | None:
-    """The length a wav header gives, which FFmpeg replaces by what the file holds; none if it was written to a pipe."""
-    place, bytes_per_s = 12, 0
-    while place + 8 <= len(head):
-        chunk, size = head[place : place + 4], int.from_bytes(head[place + 4 : place + 8], "little")
-        if chunk == b"fmt ":
-            bytes_per_s = int.from_bytes(head[place + 16 : place + 20], "little")
-        if chunk == b"data":
-            return size / bytes_per_s if bytes_per_s and 0 < size < 0xFFFFFFFF - 4096 else None
-        place += 8 + size + size % 2
-    return None
+@dataclass(frozen=True)
+class _Wav:
+    """What a wav header says; `size` is none if it was written to a pipe, its end not known."""
+
+    plain: bool
+    """Whether its samples are 16-bit PCM without any extension."""
+    channels: int
+    rate: int
+    bytes_per_s: int
+    start: int
+    size: int | None
+
+    @staticmethod
+    def parse(head: bytes) -> _Wav | None:
+        place, form = 12, b""
+        while place + 8 <= len(head):
+            chunk, size = head[place : place + 4], int.from_bytes(head[place + 4 : place + 8], "little")
+            if chunk == b"fmt ":
+                form = head[place + 8 : place + 24]
+            if chunk == b"data" and len(form) == 16:
+                tag, channels, rate, bytes_per_s, _, bits = struct.unpack("<HHIIHH", form)
+                known = size if 0 < size < 0xFFFFFFFF - 4096 and head[:4] == b"RIFF" else None
+                return _Wav((tag, bits) == (1, 16), channels, rate, bytes_per_s, place + 8, known)
+            place += 8 + size + size % 2
+        return None
+
+    @property
+    def length_s(self) -> float | None:
+        """The length, which FFmpeg replaces by what the file holds."""
+        return self.size / self.bytes_per_s if self.size is not None and self.bytes_per_s else None
 
 
 def _check_length(promised_s: float | None, got_s: float, name: str) -> None:

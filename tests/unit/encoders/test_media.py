@@ -148,6 +148,31 @@ def test_a_named_pipe(tmp_path):
     assert np.array_equal(got, all_samples(path))
 
 
+def test_a_live_pipe_is_not_waited_for(tmp_path):
+    """Sound comes out while most of it is still to be written."""
+    data = make(tmp_path / "tone.wav", "wav", audio="pcm_s16le", seconds=5).read_bytes()
+    heard, in_time = threading.Event(), []
+    reading, writing = os.pipe()
+
+    def write():
+        with os.fdopen(writing, "wb") as file:
+            file.write(data[:32_000])  # one second
+            file.flush()
+            in_time.append(heard.wait(20))
+            file.write(data[32_000:])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with os.fdopen(reading, "rb") as file:
+        chunks = read_audio(file)
+        first = next(chunks)
+        heard.set()
+        rest = list(chunks)
+    writer.join()
+    assert in_time == [True]
+    assert first.samples.size + sum(chunk.samples.size for chunk in rest) == 5 * RATE
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_every_format(tmp_path, name):
     container, codec = PICTURES[name]
