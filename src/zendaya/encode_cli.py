@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,12 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from zendaya.corpora import CORPORA
-from zendaya.encode import Progress, Summary, encode_corpus
-from zendaya.encoders.clips import SETTINGS
-from zendaya.encoders.store import PROBLEMS
+
+if TYPE_CHECKING:
+    from zendaya.encode import Progress, Summary
 
 app = typer.Typer(help="A corpus through a frozen encoder into a feature store.")
 
+ENCODERS = ("whisper", "efficientnet", "clip", "features", "c3d", "text")
+"""The names of `encoders.clips.SETTINGS`, which would cost the help of every command an import of torch."""
 INTERRUPTED = 130
 """Exit code of a program that was stopped by Ctrl-C, as shells have it."""
 
@@ -28,7 +30,7 @@ def encode(
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help=f"One of: {', '.join(CORPORA)}.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder (or file) with the published files.")],
     encoder: Annotated[
-        str, typer.Option(help=f"NAME[:WHICH][,SETTING=VALUE…], as whisper:tiny.en,block_s=1,pool=15. Names: {', '.join(SETTINGS)}.")
+        str, typer.Option(help=f"NAME[:WHICH][,SETTING=VALUE…], as whisper:tiny.en,block_s=1,pool=15. Names: {', '.join(ENCODERS)}.")
     ],
     out: Annotated[Path, typer.Option(help="The folder of the store; one that was stopped is resumed.")],
     media: Annotated[Path | None, typer.Option(help="The folder of recordings, videos or features; that of PATH if not given.")] = None,
@@ -41,6 +43,8 @@ def encode(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
     """Encode a corpus into a feature store. Stopped at any moment, the same command goes on where it was."""
+    from zendaya.encode import Progress, encode_corpus
+
     console = Console(stderr=True)
     last = Progress(0, 0, 0, 0)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
@@ -69,6 +73,8 @@ def encode(
 
 
 def _text(summary: Summary) -> str:
+    from zendaya.encoders.store import PROBLEMS
+
     before = f", {summary.num_resumed} of them before this run" if summary.num_resumed else ""
     lines = [
         f"{summary.store}: {summary.num_encoded} of {summary.num_clips} clips{before}: "

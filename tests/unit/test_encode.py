@@ -312,6 +312,24 @@ def test_stored_pictures_are_what_a_live_session_sees(tmp_path):
     assert (len(first), len(second)) == (5, 7)
 
 
+def test_a_clip_model_from_a_folder(tmp_path):
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    torch.manual_seed(0)
+    config = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16, projection_dim=8
+    )
+    CLIPVisionModelWithProjection(config).save_pretrained(tmp_path / "clip")
+    film(tmp_path / "film.mp4", 2)
+    path = manifest(tmp_path, [{"id": "a", "media": "film.mp4", "end_s": 2.0}])
+    summary = encode_corpus("manifest", path, tmp_path / "s", encoder=f"clip:{tmp_path / 'clip'},fps=5")
+    assert (summary.num_tokens, summary.signature["dim"], summary.signature["tokens_per_s"]) == (10, 8, 5.0)
+    other = CLIPVisionModelWithProjection(config)
+    other.save_pretrained(tmp_path / "clip")
+    with pytest.raises(StoreError, match="expected encoder_digest"):  # the same name, other weights
+        encode_corpus("manifest", path, tmp_path / "s", encoder=f"clip:{tmp_path / 'clip'},fps=5")
+
+
 # Many workers.
 
 

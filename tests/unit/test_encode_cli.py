@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from zendaya import encode_cli
+from zendaya.encoders.clips import SETTINGS
 from zendaya.encoders.store import FeatureStore
 from zendaya.errors import ConfigError, SourceError
 
@@ -65,6 +66,12 @@ def test_mistakes_are_our_errors(corpus, tmp_path):
     with pytest.raises(SourceError, match="no such media folder"):
         run("manifest", corpus, "--encoder", "features", "--out", tmp_path / "s", "--media", tmp_path / "none")
     assert not (tmp_path / "s").exists()
+
+
+def test_the_help_names_every_encoder_and_costs_no_torch():
+    assert set(encode_cli.ENCODERS) == set(SETTINGS)
+    code = "import sys, zendaya.encode_cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # The command as it is run, with an encoder that takes its time.
