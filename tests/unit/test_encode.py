@@ -528,6 +528,9 @@ def test_workers_do_not_outlive_a_job_that_was_killed(fake, tmp_path):
     workers = [int(child) for child in children.read_text().split()] if children.exists() else []
     process.kill()
     process.wait()
+    if not children.parents[3].exists():
+        pytest.skip("no /proc here to see the workers in")
+    assert len(workers) >= 2
     while any(_alive(worker) for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_alive(worker) for worker in workers)
