@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zendaya.encoders.store import FeatureStore as FeatureStore
     from zendaya.errors import ZendayaError as ZendayaError
     from zendaya.model import Model as Model
     from zendaya.model import ModelConfig as ModelConfig
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Custom": "schedule",
     "Event": "records",
+    "FeatureStore": "encoders.store",
     "Full": "schedule",
     "Model": "model",
     "ModelConfig": "model",

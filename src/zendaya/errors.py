@@ -25,6 +25,10 @@ class CheckpointError(ZendayaError, ValueError):
     """A checkpoint that is missing, damaged, not safetensors, or not what its config says."""
 
 
+class StoreError(ZendayaError, ValueError):
+    """A feature store that is missing, damaged, unfinished, being written by another, or of another encoder or corpus."""
+
+
 class MissingExtraError(ZendayaError, ImportError):
     """An optional dependency is not installed."""
 

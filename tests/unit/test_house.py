@@ -22,6 +22,7 @@ ROOMS = [
     "decoder",
     "length",
     "model",
+    "encode",
     "pretrained",
     "engine",
     "policies",

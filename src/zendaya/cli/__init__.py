@@ -15,6 +15,7 @@ from rich.table import Table
 
 import zendaya
 from zendaya.cli import corpora as corpora_command
+from zendaya.cli import encode as encode_command
 from zendaya.errors import ConfigError, ScheduleError, ZendayaError
 from zendaya.schedule import PowerLaw, Rounding, parse_schedule
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 app.add_typer(corpora_command.app, name="corpora")
+app.command("encode")(encode_command.encode)
 
 
 def main() -> None:

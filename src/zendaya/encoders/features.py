@@ -44,16 +44,8 @@ def read_features(path: str | Path, name: str | None = None, *, dim: int | None 
 
     In HDF5 the name is a path, as in `v_abc/c3d_features`; for a group with a single dataset the group's name will do.
     """
-    path = Path(path)
-    reader = {".npy": _read_npy, ".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix.lower())
-    if path.suffix.lower() in (".h5", ".hdf5", ".hdf"):
-        reader = _read_hdf5
-    if reader is None:
-        raise SourceError(f"{path}: not a feature file that is read here: expected .hdf5, .h5, .npy, .npz or .safetensors")
-    if not path.is_file():
-        raise SourceError(f"{path}: no such file")
     where = f"{path}" if name is None else f"{path}, {name!r}"
-    array = reader(path, name)
+    array = read_array(path, name)
     if array.ndim != 2 or (dim is not None and array.shape[1] != dim):
         raise SourceError(f"{where}: expected features of shape (any, {dim or 'any'}): got {array.shape}; check the name and the encoder")
     if array.size == 0:
@@ -65,6 +57,19 @@ def read_features(path: str | Path, name: str | None = None, *, dim: int | None 
             f"make the features again, or leave this clip out"
         )
     return array.astype(np.float32)
+
+
+def read_array(path: str | Path, name: str | None = None) -> npt.NDArray[Any]:
+    """One array of a file as it is stored, of any shape; its numbers are not looked at."""
+    path = Path(path)
+    reader = {".npy": _read_npy, ".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix.lower())
+    if path.suffix.lower() in (".h5", ".hdf5", ".hdf"):
+        reader = _read_hdf5
+    if reader is None:
+        raise SourceError(f"{path}: not a feature file that is read here: expected .hdf5, .h5, .npy, .npz or .safetensors")
+    if not path.is_file():
+        raise SourceError(f"{path}: no such file")
+    return reader(path, name)
 
 
 def _read_npy(path: Path, name: str | None) -> npt.NDArray[Any]:

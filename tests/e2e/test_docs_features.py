@@ -1,0 +1,21 @@
+"""The Python of docs/features.md runs as printed, and prints what it says."""
+
+import re
+from pathlib import Path
+
+from zendaya.encoders.clips import SETTINGS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
+
+
+def test_the_example_prints_what_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ((code, printed),) = re.findall(r"```python\n(.*?)```\n\nwhich prints\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(code, "docs/features.md", "exec"), {})
+    assert capsys.readouterr().out == printed
+
+
+def test_the_table_has_every_encoder_and_setting():
+    table = PAGE.partition("| name | which |")[2].partition("\n\n")[0]
+    rows = {row.split("|")[1].strip(" `"): set(re.findall(r"`(\w+)`", row.split("|")[3])) for row in table.splitlines()[2:]}
+    assert rows == {name: set(settings) for name, settings in SETTINGS.items()}
