@@ -12,28 +12,44 @@ STALE_S = 3600.0
 """A temporary file this old was left by a process that was killed, not by one still writing."""
 
 
-def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] = lambda: None) -> None:
-    """Write beside, flush to disk, rename over, flush the folder: the old file or the new one, never half of either."""
-    for stale in path.parent.glob(f".{path.name}.*"):
-        if time.time() - stale.stat().st_mtime > STALE_S:
-            stale.unlink(missing_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_atomically(path: Path, data: bytes, *, before_rename: Callable[[], None] = lambda: None, owned: Path | None = None) -> None:
+    """Write beside, flush to disk, rename over, flush the folder: the old file or the new one, never half of either.
+
+    `owned` names the temporary file where a lock makes that name the caller's; elsewhere each writer has a name of its own.
+    """
+    if owned is None:
+        _sweep(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.chmod(name, 0o666 & ~_umask())
+        temporary = Path(name)
+    else:
+        handle, temporary = os.open(owned, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), owned
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         before_rename()
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
+
+
+def _sweep(path: Path) -> None:
+    for stale in path.parent.glob(f".{path.name}.*"):
+        if time.time() - stale.stat().st_mtime > STALE_S:
+            stale.unlink(missing_ok=True)
 
 
 def _umask() -> int:

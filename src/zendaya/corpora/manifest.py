@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from zendaya.atomic import write_atomically
 from zendaya.corpora.published import (
     Malformed,
     as_count,
@@ -100,11 +101,12 @@ def _clip(record: dict[str, Any], where: str, problems: list[Problem]) -> Clip:
 
 def write(clips: Iterable[Clip], path: Path) -> None:
     """The clips as a manifest; what is at its default is left out."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for clip in clips:
-            if clip.parts:
-                raise CorpusError(f"{path}: a manifest holds no joined clips: got {clip.id!r}; write its parts instead")
-            record: dict[str, Any] = {"id": clip.id, "split": clip.split, "stream": clip.stream, "references": list(clip.references)}
-            optional = (*_TEXTS[3:], *_NUMBERS, *_COUNTS)
-            record |= {name: value for name in optional if (value := getattr(clip, name)) not in ("", None)}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    lines = []
+    for clip in clips:
+        if clip.parts:
+            raise CorpusError(f"{path}: a manifest holds no joined clips: got {clip.id!r}; write its parts instead")
+        record: dict[str, Any] = {"id": clip.id, "split": clip.split, "stream": clip.stream, "references": list(clip.references)}
+        optional = (*_TEXTS[3:], *_NUMBERS, *_COUNTS)
+        record |= {name: value for name in optional if (value := getattr(clip, name)) not in ("", None)}
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    write_atomically(path, "".join(lines).encode())

@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from zendaya.atomic import write_atomically
 from zendaya.encoders import Tokens, Traits, readable_prefix
 from zendaya.errors import CheckpointError, ConfigError, MissingExtraError, SourceError
 
@@ -267,7 +268,7 @@ class PCA:
     def save(self, path: str | Path) -> None:
         """One safetensors file."""
         tensors = {"mean": self.mean_D, "components": self.components_DE}
-        safetensors.torch.save_file(tensors, path, metadata={"zendaya_pca": "1", "explained": repr(self.explained)})
+        write_atomically(Path(path), safetensors.torch.save(tensors, {"zendaya_pca": "1", "explained": repr(self.explained)}))
 
     @staticmethod
     def load(path: str | Path) -> PCA:

@@ -32,6 +32,7 @@ import numpy.typing as npt
 import torch
 
 import zendaya
+from zendaya.atomic import flush_folder, write_atomically
 from zendaya.encoders import FloatArray, Tokens, Traits
 from zendaya.errors import ConfigError, SourceError, StoreError
 
@@ -544,7 +545,7 @@ class StoreWriter:
         if place.lines:
             for number in range(max(0, self._kept.num_shards - 1), place.num_shards):
                 os.fsync(self._open(_shard_name(number)))
-            _fsync_folder(self.path)  # the names of new shards
+            flush_folder(self.path)  # the names of new shards
             _write(self._open(INDEX), place.lines, place.index_end)
             os.fsync(self._open(INDEX))
             self._kept = self._place = replace(place, index_end=place.index_end + len(place.lines), lines=b"")
@@ -712,26 +713,7 @@ def _new(name: str) -> str:
 
 
 def _replace(folder: Path, name: str, data: bytes) -> None:
-    """Write beside, flush, rename over: the old file or the new one, never half of either. The lock makes the name ours."""
-    temporary = folder / _new(name)
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    os.replace(temporary, folder / name)
-    _fsync_folder(folder)
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_atomically(folder / name, data, owned=folder / _new(name))  # the lock makes the name ours
 
 
 def _write(file: int, data: bytes, offset: int) -> None:
