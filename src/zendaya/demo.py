@@ -1,26 +1,50 @@
-"""The demo: the dial drawn, a stream decoded under it word by word, and the decoder audited."""
+"""The demo: the dial drawn, a recording captioned under it as it plays, and the whole way from samples to text audited."""
 
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 from rich.console import Console
-from torch import Tensor
 
 from zendaya import report
 from zendaya.audit import audit
 from zendaya.audit.leaks import LEAKS
+from zendaya.audit.raw import audit_to_text
+from zendaya.encoders import Encoder, stream
+from zendaya.encoders.features import Precomputed
 from zendaya.errors import MissingExtraError
 from zendaya.model import Model
 from zendaya.schedule import PowerLaw
+from zendaya.stream import Session
 
-GAMMAS = (0.0, 0.5, 1.0)
+GAMMAS = (0.0, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Something to decode: what it is, its raw input in chunks, and the encoder and model that take it."""
+
+    what: str
+    raw: Any
+    chunks: list[Any]
+    length_s: float
+    encoder: Encoder[Any, Any]
+    model: Model
+    window: int
+    """W: a constant, not the recording's own length, which is future information."""
+    steps: int
+
+    def open(self, gamma: float) -> Session:
+        return self.model.open(PowerLaw(gamma), window=self.window, steps=self.steps, max_steps=self.steps + 8)
 
 
 def run(console: Console) -> None:
-    """Draw, decode, audit; where the speech model or its recording is not installed, a small random model stands in."""
+    """Draw, caption, audit; where the speech model or its recording is not installed, a small random model stands in."""
     schedule = PowerLaw(0.5)
     ours, rival = report.dial_beside_wait_k(schedule, source=100, steps=165)
     console.print("[bold]1. The dial[/]: how much of the source each step may read\n")
@@ -29,24 +53,19 @@ def run(console: Console) -> None:
         f"\n   γ = {schedule.gamma} reads {ours.exposure:.1%} of the source on average "
         f"(limit 1/(1+γ) = {ours.exposure_limit:.1%}) and starts after {ours.first_token} of 100 tokens.\n"
     )
-    model, source_TE, steps, what = _speech() or _random()
-    console.print(f"[bold]2. A stream[/]: {what}\n")
+    source = _speech() or _random()
+    console.print(f"[bold]2. A stream[/]: {source.what}\n")
     for gamma in GAMMAS:
-        console.print(f"   γ = {gamma:<4}", end="")
-        session = model.open(PowerLaw(gamma), window=source_TE.shape[0], steps=steps)
-        emitted_at: list[int] = []
-        for token_E in source_TE:  # one source token at a time, as they would arrive
-            for event in session.push(token_E[None]):
-                emitted_at.append(event.horizon)
-                console.print(event.text, end="", markup=False)
-        lead = 1 - sum(emitted_at) / len(emitted_at) / source_TE.shape[0]
-        console.print(
-            f"\n            first word after {emitted_at[0]} of {source_TE.shape[0]} source tokens; on average {lead:.0%} still unread\n"
-        )
-    console.print("[bold]3. The audit[/]: everything beyond each horizon replaced by other values, NaN, nothing, more\n")
-    found = audit(model, schedule, cuts=2, max_source=80, max_steps=24)
+        _caption(console, source, gamma)
+    console.print("[bold]3. The audit[/]: everything beyond each horizon replaced by other values, huge ones, NaN, nothing, more\n")
+    found = audit(source.model, schedule, cuts=2, max_source=60, max_steps=16)
     assert found.passed, found.first
-    console.print(f"   [green]no leak[/]: {found.probes} probes of the decoder above, on {len(found.steps_tested)} paths")
+    console.print(f"   [green]no leak[/] in the decoder: {found.probes} probes on {len(found.steps_tested)} paths")
+    through = audit_to_text(source.encoder, source.raw, lambda: source.open(1.0), num_cuts=2)
+    assert through.clean, str(through)
+    console.print(
+        f"   [green]no leak[/] from raw input to text: {through.num_compared} words compared after what followed them was replaced"
+    )
     planted = LEAKS["softmax"].audit(Model.from_preset("tiny"), cuts=2)
     console.print(f"   a leak planted on purpose is found: {planted.first}\n")
     console.print(
@@ -54,28 +73,48 @@ def run(console: Console) -> None:
     )
 
 
-def _speech() -> tuple[Model, Tensor, int, str] | None:
-    """Whisper tiny.en's decoder and the encoded recording, or None where either is not installed."""
-    try:
-        import soundfile
+def _caption(console: Console, source: _Stream, gamma: float) -> None:
+    console.print(f"   γ = {gamma:<4}", end="")
+    session, times_s = source.open(gamma), list[float]()
 
-        from zendaya.encoders.whisper import SAMPLE_RATE, encode_offline, load_encoder, load_weights
+    def show(events: Iterable[Any], now_s: float) -> None:
+        for event in events:
+            times_s.append(now_s)
+            console.print(event.text, end="", markup=False)
+
+    for tokens in stream(source.encoder, source.chunks):
+        for value_E, arrival_s in zip(tokens.values_TE, tokens.arrival_s.tolist(), strict=True):
+            show(session.push(value_E[None]), arrival_s)
+    show(session.finish(), source.length_s)
+    console.print(f"\n            first word {times_s[0]:.1f} s into {source.length_s:.1f} s, on average at {np.mean(times_s):.1f} s\n")
+
+
+def _speech() -> _Stream | None:
+    """Whisper tiny.en on a real recording, or None where either is not installed."""
+    try:
+        from zendaya.encoders.media import SAMPLE_RATE, read_audio
+        from zendaya.encoders.whisper import load_weights
+        from zendaya.encoders.whisper_stream import load_whisper
         from zendaya.pretrained import whisper_decoder
 
         recording = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
-        weights = load_weights("tiny.en")
+        weights, encoder = load_weights("tiny.en"), load_whisper("tiny.en", block_s=2.0)
+        chunks = [chunk.samples for chunk in read_audio(recording)]
     except (MissingExtraError, ModuleNotFoundError):
         return None
-    samples, _ = soundfile.read(recording, dtype="float32")
-    num_tokens = len(samples) * 50 // SAMPLE_RATE  # Whisper's encoder gives 50 tokens a second
-    source_TE = encode_offline(load_encoder(weights), samples)[:num_tokens]
-    return whisper_decoder(weights), source_TE, 24, (
-        f"{len(samples) / SAMPLE_RATE:.0f} s of speech, Whisper tiny.en's decoder on the dial "
-        "(its encoder still hears the whole clip; it becomes causal in a later version)"
+    samples = np.concatenate(chunks)
+    return _Stream(
+        what="speech, heard by Whisper tiny.en in blocks of 2 s and written by its decoder on the dial (which it was not trained for)",
+        raw=samples, chunks=chunks, length_s=samples.size / SAMPLE_RATE, encoder=encoder, model=whisper_decoder(weights),
+        window=500, steps=24,
     )  # fmt: skip
 
 
-def _random() -> tuple[Model, Tensor, int, str]:
+def _random() -> _Stream:
     model = Model.from_preset("tiny")
-    source_TE = torch.randn(model.config.window, model.config.decoder.source_dim, generator=torch.Generator().manual_seed(0))
-    return model, source_TE, 16, "random source tokens and a small random model (no speech model is installed): the ids it writes"
+    rows = np.random.default_rng(0).standard_normal((30, model.config.decoder.source_dim)).astype(np.float32)
+    return _Stream(
+        what="random source tokens and a small random model (no speech model is installed): the ids it writes",
+        raw=rows, chunks=list(np.split(rows, 10)), length_s=10.0, encoder=Precomputed(rows.shape[1], 3.0), model=model,
+        window=24, steps=16,
+    )  # fmt: skip

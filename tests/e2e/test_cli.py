@@ -78,6 +78,12 @@ def test_the_dial_is_plotted(tmp_path, suffix):
         ["audit", "--random", "--seed", "99999999999999999999999"],
         ["audit", "--random", "--plant", "all", "--schedule", "0.3"],
         ["dial", "--gamma", "0.3", "--steps", "4503599627370496"],
+        ["audit-raw", "whisper:tiny.en", "/no/such.wav"],
+        ["audit-raw", "features", "x.npy"],
+        ["audit-raw", "ears", "x.wav"],
+        ["corpora", "check", "nothing", "."],
+        ["corpora", "check", "msvd", "/no/such/folder"],
+        ["encode", "msvd", "/no/such/folder", "--encoder", "features", "--out", "never"],
         ["turn"],
         ["dial", "--volume", "11"],
     ],
@@ -122,6 +128,41 @@ def test_the_segment_protocol_is_found_to_know_its_length():
     result = run("audit", "--random", "--preset", "tiny", "--schedule", "0.5", "--scale", "segment", "--cuts", "2")
     assert result.returncode == 1
     assert "future information" in result.stdout
+
+
+def tone(path, seconds=4):
+    import numpy as np
+    import soundfile
+
+    time = np.arange(int(16_000 * seconds)) / 16_000
+    soundfile.write(path, 0.1 * np.sin(2 * np.pi * 220 * time) * np.sin(3 * time), 16_000)
+    return path
+
+
+def test_raw_input_is_audited_to_the_text(tmp_path):
+    result = run("audit-raw", "whisper:tiny.en,block_s=0.5,pool=5", tone(tmp_path / "tone.wav"), "--cuts", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    encoder, text = (json.loads(line) for line in result.stdout.splitlines())
+    assert encoder["clean"]
+    assert text["clean"]
+    assert text["num_compared"] > 0
+    leaky = run("audit-raw", "whisper:tiny.en,mode=full,pool=5", tone(tmp_path / "tone.wav"), "--cuts", "1", "--arrivals", "own")
+    assert leaky.returncode == 1
+    assert leaky.stdout.count("LEAK ") == 2
+
+
+def test_a_corpus_is_checked_and_encoded(tmp_path):
+    tone(tmp_path / "tone.wav")
+    clip = {"id": "a", "media": "tone.wav", "start_s": 0, "end_s": 2, "text": "a tone", "split": "train"}
+    (tmp_path / "my.jsonl").write_text(json.dumps(clip) + "\n" + json.dumps({**clip, "id": "b", "media": "gone.wav"}) + "\n")
+    checked = run("corpora", "check", "manifest", tmp_path / "my.jsonl", "--json")
+    assert json.loads(checked.stdout)["total"]["num_clips"] == 2
+    command = ("encode", "manifest", tmp_path / "my.jsonl", "--encoder", "whisper:tiny.en,pool=15", "--out", tmp_path / "store", "--json")
+    first, again = run(*command), run(*command)
+    assert first.returncode == again.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["num_encoded"] == 1
+    assert json.loads(again.stdout)["num_resumed"] == 2
+    assert "gone.wav" in (tmp_path / "store" / "problems.jsonl").read_text()
 
 
 def test_presets_version_and_help():

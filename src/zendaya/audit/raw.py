@@ -56,6 +56,13 @@ class RawAudit:
         """No leak, and something was compared: an audit that saw no tokens proves nothing."""
         return not self.leaks and self.num_compared > 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; an infinite difference is None, as JSON has it."""
+        record = {**dataclasses.asdict(self), "clean": self.clean}
+        for leak in record["leaks"]:
+            leak["difference"] = leak["difference"] if np.isfinite(leak["difference"]) else None
+        return record
+
     def __str__(self) -> str:
         if self.leaks:
             worst = max(self.leaks, key=lambda leak: leak.difference)

@@ -7,17 +7,18 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import zendaya
+from zendaya.cli import audit as audit_command
 from zendaya.cli import corpora as corpora_command
 from zendaya.cli import encode as encode_command
-from zendaya.errors import ConfigError, ScheduleError, ZendayaError
-from zendaya.schedule import PowerLaw, Rounding, parse_schedule
+from zendaya.errors import ScheduleError, ZendayaError
+from zendaya.schedule import PowerLaw, Rounding
 
 app = typer.Typer(
     name="zendaya", help=zendaya.__doc__, add_completion=False, rich_markup_mode=None,
@@ -26,6 +27,8 @@ app = typer.Typer(
 
 app.add_typer(corpora_command.app, name="corpora")
 app.command("encode")(encode_command.encode)
+app.command("audit")(audit_command.audit)
+app.command("audit-raw")(audit_command.audit_raw)
 
 
 def main() -> None:
@@ -146,71 +149,6 @@ def presets() -> None:
         size = f"{Model.from_preset(name).num_parameters:,}"
         table.add_row(name, size, str(config.window), str(config.max_steps), config.length, f"{config.decoder.source_dim}-d")
     _console().print(table)
-
-
-@app.command()
-def audit(
-    checkpoint: Annotated[str | None, typer.Argument(help="A checkpoint folder or hub id.")] = None,
-    random: Annotated[bool, typer.Option("--random", help="Audit random weights instead, of every preset or those named.")] = False,
-    preset: Annotated[list[str] | None, typer.Option(help="With --random: a preset; may be repeated.")] = None,
-    schedule: Annotated[list[str] | None, typer.Option(help="A schedule, as 0.3, wait-k=10,stride=2, full; may be repeated.")] = None,
-    scale: Annotated[
-        str, typer.Option(help="window (strictly causal) or segment (the paper's protocol, which leaks its length).")
-    ] = "window",
-    plant: Annotated[str | None, typer.Option(help="With --random: plant a leak first ('all' for each), to see it found.")] = None,
-    cuts: Annotated[int, typer.Option(help="Horizons tried on each path.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of weights, streams and cuts.", min=0, max=2**63 - 1)] = 0,
-    max_source: Annotated[int, typer.Option(help="Longest window tested, in source tokens.", min=1)] = 135,
-    max_steps: Annotated[int, typer.Option(help="Longest text tested, in steps.", min=1)] = 165,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
-) -> None:
-    """Test that no output depends on input that has not arrived; exit code 1 where one does.
-
-    Everything beyond a horizon is replaced by other values, by NaN, by nothing and by more, alone and in batches,
-    teacher-forced, incremental and live; what was written up to that horizon must not change by a bit.
-    """
-    from zendaya.audit import AuditReport, default_schedules
-    from zendaya.audit import audit as run
-    from zendaya.audit.leaks import LEAKS
-    from zendaya.model import Model
-    from zendaya.model import presets as names
-
-    if (checkpoint is None) == (not random):
-        raise ConfigError("give either a checkpoint or --random, one of the two")
-    if plant is not None and (not random or (plant != "all" and plant not in LEAKS)):
-        raise ConfigError(f"--plant goes with --random and is one of {', '.join(LEAKS)}, all: got {plant!r}")
-    if plant is not None and (schedule or scale != "window"):
-        raise ConfigError("a planted leak comes with its own schedule and scale: --plant takes neither --schedule nor --scale")
-    if scale not in ("window", "segment"):
-        raise ConfigError(f"--scale is window or segment: got {scale!r}")
-    live_scale: Literal["window", "segment"] = scale  # type: ignore[assignment]
-    chosen = [parse_schedule(text) for text in schedule or []]
-    wanted = [checkpoint] if checkpoint is not None else preset or (["tiny"] if plant else list(names()))
-    failed = False
-
-    def show(name: str, report: AuditReport) -> None:
-        nonlocal failed
-        failed = failed or not report.passed
-        if as_json:
-            print(json.dumps({"version": zendaya.__version__, "model": name, **report.to_dict()}), flush=True)
-            return
-        steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
-        size = f"{report.window} source tokens by {report.steps} steps"
-        print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes of {size}", flush=True)
-        print(f"     steps tested: {steps}", flush=True)
-        if report.first is not None:
-            print(f"     {report.first}", flush=True)
-
-    for name in wanted:
-        model = Model.from_pretrained(name) if checkpoint is not None else Model.from_preset(name, seed=seed)
-        if plant is not None:
-            for leak in LEAKS if plant == "all" else [plant]:
-                show(f"{name} with {LEAKS[leak].what}", LEAKS[leak].audit(model, seed=seed, cuts=cuts))
-            continue
-        for one in chosen or default_schedules(model):
-            show(name, run(model, one, scale=live_scale, seed=seed, cuts=cuts, max_source=max_source, max_steps=max_steps))
-    if failed:
-        raise typer.Exit(1)
 
 
 @app.command()

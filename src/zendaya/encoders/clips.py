@@ -8,6 +8,7 @@ Arrival times count from the beginning of the clip.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import zipfile
@@ -125,6 +126,18 @@ class Spec:
         if self.name == "text":
             return Texts(_tokenizer(self.which), **given)
         return self._features(folder, given, clips)
+
+    def raw(self, path: Path, seconds: float) -> tuple[Encoder[Any, Any], Samples | list[Frame]]:
+        """The encoder itself, and the raw input of one recording or video, as the audit takes them."""
+        if self.name not in ("whisper", "efficientnet", "clip"):
+            raise ConfigError(f"encoder {self.name}: expected one that hears or sees (whisper, efficientnet, clip)")
+        opened = self.open(path.parent)
+        if isinstance(opened, Sounds):
+            chunks = itertools.takewhile(lambda chunk: chunk.start_s < seconds, read_audio(path))
+            return opened.encoder, np.concatenate([chunk.samples for chunk in chunks])
+        assert isinstance(opened, Pictures)
+        frames = itertools.takewhile(lambda frame: frame.time_s < seconds, read_video(path, fps=opened.traits.tokens_per_s))
+        return opened.encoder, list(frames)
 
     def _pictures(self, folder: Path, given: dict[str, Any]) -> ClipEncoder:
         if self.name == "efficientnet":
