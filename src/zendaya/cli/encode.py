@@ -45,27 +45,31 @@ def encode(
     console = Console(stderr=True)
     last = Progress(0, 0, 0, 0)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-    with Bar(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("encoding", total=None)
+    # A bar where someone is watching; in a log it would be one empty line, and in front of an error a second one.
+    bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("encoding", total=None)
 
-        def show(progress: Progress) -> None:
-            nonlocal last
-            if last.total == 0:  # what was there before takes no time, and would spoil the estimate
-                bar.reset(task, total=progress.total, completed=progress.resumed)
-            last = progress
-            words = f"encoding, {progress.failed} failed" if progress.failed else "encoding"
-            bar.update(task, completed=progress.done, description=words)
+    def show(progress: Progress) -> None:
+        nonlocal last
+        if last.total == 0:  # what was there before takes no time, and would spoil the estimate
+            bar.start()
+            bar.reset(task, total=progress.total, completed=progress.resumed)
+        last = progress
+        words = f"encoding, {progress.failed} failed" if progress.failed else "encoding"
+        bar.update(task, completed=progress.done, description=words)
 
-        try:
-            summary = encode_corpus(
-                corpus, path, out, encoder=encoder, media=media, split=split, dtype=dtype, limit=limit,  # type: ignore[arg-type]
-                workers=workers, ray_address=ray, retry=retry, report=show,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            bar.stop()
-            kept = f"{last.done} of {last.total} clips are in {out}" if last.total else "nothing was encoded yet"
-            typer.echo(f"zendaya: stopped: {kept}; run the same command again to go on", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+    try:
+        summary = encode_corpus(
+            corpus, path, out, encoder=encoder, media=media, split=split, dtype=dtype, limit=limit,  # type: ignore[arg-type]
+            workers=workers, ray_address=ray, retry=retry, report=show,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        bar.stop()
+        kept = f"{last.done} of {last.total} clips are in {out}" if last.total else "nothing was encoded yet"
+        typer.echo(f"zendaya: stopped: {kept}; run the same command again to go on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        bar.stop()
     typer.echo(json.dumps(dataclasses.asdict(summary)) if as_json else _text(summary))
 
 
