@@ -46,6 +46,8 @@ class DecoderConfig:
     norm: Literal["pre", "post"] = "post"
     embed_source: bool = True
     """Project source features to `dim` and add learned positions; off, the features are read as they are (Whisper's carry both)."""
+    source_vocab: int = 0
+    """Above 0, a source token is an id below it (one number, as the text encoder gives), looked up in a learned table."""
     source_layers: int = 0
     """Causal self-attention layers over the source tokens; causal, so that a token still knows nothing of later ones."""
 
@@ -54,8 +56,12 @@ class DecoderConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"decoder config: {name} must be a whole number, at least 1: got {value!r}")
-        if not isinstance(self.source_layers, int) or self.source_layers < 0:
-            raise ConfigError(f"decoder config: source_layers must be a whole number, at least 0: got {self.source_layers!r}")
+        for name in ("source_layers", "source_vocab"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"decoder config: {name} must be a whole number, at least 0: got {value!r}")
+        if self.source_vocab and (self.source_dim != 1 or not self.embed_source):
+            raise ConfigError(f"decoder config: with source_vocab, a token is one number and embedded: got source_dim={self.source_dim}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"decoder config: dropout must lie in [0, 1): got {self.dropout!r}")
         if self.activation not in ("gelu", "relu"):
@@ -218,13 +224,14 @@ class Decoder(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.dim)
         self.positions = nn.Embedding(config.max_rows, config.dim)
-        self.source_projection = nn.Linear(config.source_dim, config.dim) if config.embed_source else None
+        self.source_projection = nn.Linear(config.source_dim, config.dim) if config.embed_source and not config.source_vocab else None
+        self.source_tokens = nn.Embedding(config.source_vocab, config.dim) if config.source_vocab else None
         self.source_positions = nn.Embedding(config.max_source, config.dim) if config.embed_source else None
         self.source_layers = nn.ModuleList(SourceLayer(config) for _ in range(config.source_layers))
         self.layers = nn.ModuleList(TextLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        for embedding in (self.tokens, self.positions, self.source_positions):
+        for embedding in (self.tokens, self.positions, self.source_positions, self.source_tokens):
             if embedding is not None:
                 nn.init.normal_(embedding.weight, std=0.02)  # as GPT-2 and BERT
 
@@ -312,7 +319,7 @@ class Decoder(nn.Module):
 
     def _embed_source(self, source_BFE: Tensor) -> tuple[Tensor, Tensor]:
         """Memory tokens, and which of them are readable: finite, and behind no unreadable one where source layers mix them."""
-        readable_BF = _readable(source_BFE)
+        readable_BF = self._readable(source_BFE)
         memory_BFD = self._place_source(source_BFE, readable_BF, 0)
         for layer in self.source_layers:
             memory_BFD, overflowed_BF = _contain(layer(memory_BFD, self._attend_source))
@@ -327,11 +334,32 @@ class Decoder(nn.Module):
     def _place_source(self, source_BTE: Tensor, readable_BT: Tensor, start: int) -> Tensor:
         """Source features at the model's width, at their positions from `start`; unreadable ones zeroed."""
         source_BTE = torch.where(readable_BT[..., None], source_BTE, 0.0)
-        if self.source_projection is None or self.source_positions is None:
+        if self.source_positions is None:
             return source_BTE
         # A block's padding may reach past the last position; it is never read.
         position_T = torch.arange(start, start + source_BTE.shape[1], device=source_BTE.device).clamp_(max=self.config.max_source - 1)
-        return self.source_projection(source_BTE) + self.source_positions(position_T)
+        return self._widen(source_BTE) + self.source_positions(position_T)
+
+    def _widen(self, source_BTE: Tensor) -> Tensor:
+        """Readable source tokens at the model's width: ids looked up, features projected."""
+        if self.source_tokens is not None:
+            return self.source_tokens(source_BTE[..., 0].long())
+        assert self.source_projection is not None
+        return self.source_projection(source_BTE)
+
+    def source_features(self, source_BTE: Tensor) -> Tensor:
+        """What a length head may pool of source tokens: their features, or the learned vectors of ids."""
+        if self.source_tokens is None:
+            return source_BTE
+        return self._widen(torch.where(self._readable(source_BTE)[..., None], source_BTE, 0.0))
+
+    def _readable(self, source_BTE: Tensor) -> Tensor:
+        """Which tokens are finite and not absurdly large (a NaN compares false), or ids of the vocabulary."""
+        readable_BT = source_BTE.abs().amax(-1) < LARGEST_FEATURE
+        if self.source_tokens is not None:
+            ids_BT = source_BTE[..., 0]
+            readable_BT &= (ids_BT >= 0) & (ids_BT < self.config.source_vocab) & (ids_BT == ids_BT.floor())
+        return readable_BT
 
     # The incremental path: slices.
 
@@ -364,7 +392,7 @@ class Decoder(nn.Module):
         cache.num_source = total
 
     def _read_block(self, cache: Cache, block_BTE: Tensor, start: int, *, full: bool) -> None:
-        readable_BT = _readable(block_BTE)
+        readable_BT = self._readable(block_BTE)
         x_BTD = self._place_source(block_BTE, readable_BT, start)
         for index, source_layer in enumerate(self.source_layers):
             y_BTD = source_layer(x_BTD, lambda attention, x, index=index: self._attend_context(cache, index, attention, x, start))
@@ -428,11 +456,6 @@ class Decoder(nn.Module):
             return torch.zeros_like(x_1ND)
         k_1AMK, v_1AMK = (t[stream : stream + 1, :, :horizon] for t in cross[index])
         return attention.forward(x_1ND, k_1AMK, v_1AMK)
-
-
-def _readable(source_BTE: Tensor) -> Tensor:
-    """Which tokens are finite and not absurdly large (a NaN compares false)."""
-    return source_BTE.abs().amax(-1) < LARGEST_FEATURE
 
 
 def _contain(x_BTD: Tensor) -> tuple[Tensor, Tensor]:

@@ -134,10 +134,11 @@ class Model(
         self.config, self.tokenizer = config, tokenizer
         self.decoder = Decoder(config.decoder)
         self.length: FixLength | InfLength | None = None
+        features = config.decoder.dim if config.decoder.source_vocab else config.decoder.source_dim
         if config.length == "fix":
-            self.length = FixLength(config.decoder.source_dim, config.length_hidden, config.max_steps)
+            self.length = FixLength(features, config.length_hidden, config.max_steps)
         elif config.length == "inf":
-            self.length = InfLength(config.decoder.source_dim, config.decoder.dim, config.length_hidden, config.max_steps)
+            self.length = InfLength(features, config.decoder.dim, config.length_hidden, config.max_steps)
 
     @classmethod
     def from_preset(cls: type[AnyModel], name: str, *, tokenizer: Tokenizer | None = None, seed: int = 0, **changes: Any) -> AnyModel:
@@ -203,6 +204,7 @@ class Model(
 
     def length_logits(self, source_BTE: Tensor, lengths_B: Tensor, history: History | None = None) -> Tensor:
         """Length logits from the first `lengths` source tokens: all of them for fix, the buffer B for inf (METHOD §3)."""
+        source_BTE = self.decoder.source_features(source_BTE)
         if isinstance(self.length, InfLength):
             if history is None:
                 history = self._history([None] * source_BTE.shape[0])
@@ -391,7 +393,11 @@ def _parse(text: str | bytes, what: str) -> Any:
 
 def _check_copy(path: Path, inside: Any) -> None:
     """A readable copy beside the weights, if it is there, says what the weights file says."""
-    if path.is_file() and _parse(path.read_bytes(), str(path)) != inside:
+    try:
+        copy = path.read_bytes()
+    except FileNotFoundError:
+        return
+    if _parse(copy, str(path)) != inside:
         raise CheckpointError(
             f"{path}: does not match {WEIGHTS} beside it: two checkpoints were mixed, or it was edited; save the model again, or delete it"
         )

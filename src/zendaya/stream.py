@@ -131,7 +131,7 @@ class Session:
             logits_1V = decoder.step(self._cache, self._ids(self._written[-1:]), horizon)
         if not bool(torch.isfinite(logits_1V).all()):
             raise SourceError(
-                f"window {self._window_index}: a source token among the first {horizon} is not finite; check what the encoder gives"
+                f"window {self._window_index}: a source token among the first {horizon} is not finite or no known id; check the encoder"
             )
         return logits_1V[0]
 
@@ -154,7 +154,7 @@ class Session:
         decoder, framing = self.model.decoder, self.model.config.framing
         if self.model.config.history:
             if not bool(torch.isfinite(window_TE).all()):
-                raise SourceError(f"window {self._window_index}: it holds a source token that is not finite; check what the encoder gives")
+                raise SourceError(f"window {self._window_index}: it holds a source token that is not finite; check the encoder")
             text = [token for token in self._written if token != framing.end]
             self._previous = (window_TE, text)
             decoder.read(self._cache, window_TE[None, self._cache.num_source :])

@@ -154,6 +154,8 @@ class _Auditor:
     # Material.
 
     def _tokens(self, count: int, spread: float = 1.0) -> Tensor:
+        if self.model.config.decoder.source_vocab:
+            return torch.randint(self.model.config.decoder.source_vocab, (count, 1), generator=self.rng).float()
         return torch.randn(count, self.model.config.decoder.source_dim, generator=self.rng) * spread
 
     def _text(self, count: int) -> list[int]:

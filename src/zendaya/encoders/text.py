@@ -1,8 +1,8 @@
 """Text as a source: BPE ids as words arrive, for simultaneous translation.
 
-What is learned cannot live in a frozen encoder. So the encoder gives the id itself, as a token of one number, exact in float32; and
-`IdEmbedding`, a part of the model that is trained, turns those tokens into vectors. Feature stores and sessions carry one
-number a token, nothing is one-hot, and changing the embedding does not touch stored features.
+What is learned cannot live in a frozen encoder. So the encoder gives the id itself, as a token of one number, exact in float32; the
+decoder (`source_vocab` of its config) looks it up in a table that is trained and saved with it. Feature stores and sessions carry
+one number a token, nothing is one-hot, and changing the embedding does not touch stored features.
 
 Shape suffixes: T tokens, E features of a token.
 """
@@ -14,7 +14,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from zendaya.encoders import Tokens, Traits
 from zendaya.errors import ConfigError, SourceError
@@ -91,22 +90,3 @@ def _split(text: str) -> list[str]:
     """Words, of which the last has not ended (it is empty if the text ends in white space)."""
     words = text.split()
     return [*words, ""] if not text or text[-1].isspace() else words
-
-
-class IdEmbedding(nn.Module):
-    """The learned table behind id tokens, (…, 1) to (…, E): a part of the trained model, saved with it."""
-
-    def __init__(self, vocab_size: int, dim: int) -> None:
-        super().__init__()
-        if not 1 <= vocab_size <= MAX_VOCAB or dim < 1:
-            raise ConfigError(f"text: the embedding needs 1 … {MAX_VOCAB} ids and at least 1 feature: got {vocab_size} and {dim}")
-        self.table = nn.Embedding(vocab_size, dim)
-        nn.init.normal_(self.table.weight, std=0.02)  # as the decoder's
-
-    def forward(self, ids: Tensor) -> Tensor:
-        if ids.shape[-1:] != (1,):
-            raise SourceError(f"text: id tokens must have shape (…, 1): got {tuple(ids.shape)}")
-        whole = ids[..., 0].long()
-        if bool((whole != ids[..., 0]).any()) or bool((whole < 0).any()) or bool((whole >= self.table.num_embeddings).any()):
-            raise SourceError(f"text: id tokens must be whole numbers in 0 … {self.table.num_embeddings - 1}; was another tokenizer used?")
-        return self.table(whole)

@@ -1,5 +1,6 @@
 """Text as a source: ids word by word, and the table that is learned."""
 
+import dataclasses
 import gzip
 
 import pytest
@@ -7,9 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zendaya import Model, PowerLaw, WaitK
+from zendaya.audit import audit
 from zendaya.encoders import encode
-from zendaya.encoders.text import MAX_VOCAB, IdEmbedding, TextEncoder
+from zendaya.encoders.text import TextEncoder
 from zendaya.errors import ConfigError, SourceError
+from zendaya.model import preset
 from zendaya.text import Tokenizer
 
 TEXTS = ["a dog runs over the green grass", "two men in red shirts don't stand, they run!", "ein Hund läuft über das grüne Gras"]
@@ -48,30 +52,63 @@ def test_a_word_comes_when_it_has_ended():
     assert encoder.traits.dim == 1
 
 
-def test_the_table_is_learned_and_exact():
-    torch.manual_seed(0)
-    table = IdEmbedding(320, 16)
+def translator(seed=0, **changes):
+    """A small model whose source is text."""
+    decoder = dataclasses.replace(preset("tiny").decoder, source_vocab=320, source_dim=1)
+    return Model.from_preset("tiny", seed=seed, decoder=decoder, **changes)
+
+
+def test_the_table_is_learned_with_the_model():
+    model = translator()
     tokens = encode(TextEncoder(TOKENIZER), ["a dog runs"])
-    vectors = table(tokens.values_TE[None])
-    assert torch.equal(vectors[0], table.table.weight[ids(tokens)])
-    vectors.sum().backward()
-    touched = table.table.weight.grad.abs().sum(1).nonzero()[:, 0].tolist()
+    model(model.batch([tokens.values_TE], [[7, 8]], PowerLaw(0))).sum().backward()
+    touched = model.decoder.source_tokens.weight.grad.abs().sum(1).nonzero()[:, 0].tolist()
     assert touched == sorted(set(ids(tokens)))
+    model.length_logits(tokens.values_TE[None], torch.tensor([len(tokens)])).sum().backward()  # the head pools vectors, not numbers
+
+
+@pytest.mark.parametrize("length", ["none", "fix", "inf"])
+def test_a_model_that_reads_text_is_audited_like_any(length, tmp_path):
+    model = translator(length=length, history=length == "inf")
+    for schedule in (PowerLaw(1), WaitK(3, 1)):
+        report = audit(model, schedule, cuts=2)
+        assert report.passed, report.first
+    model.save_pretrained(tmp_path)
+    assert torch.equal(Model.from_pretrained(tmp_path).decoder.source_tokens.weight, model.decoder.source_tokens.weight)
+
+
+def test_a_sentence_is_read_while_it_is_written():
+    model, encoder = translator(), TextEncoder(TOKENIZER)
+    session, state, read = model.open(WaitK(2, 1)), encoder.start(), []
+    for piece in ("a dog ", "runs ov", "er the gre", "en grass "):
+        tokens = encoder.read(state, piece)
+        read.append(len(list(session.push(tokens.values_TE))))
+    assert sum(read) > 0
+    assert read[0] < sum(read)
+
+
+@pytest.mark.parametrize("bad", [320.0, -1.0, 1.5, float("nan")])
+def test_an_id_that_is_none_spoils_what_reads_it_and_nothing_else(bad):
+    model = translator()
+    source = torch.tensor([[5.0], [6.0], [7.0], [8.0]])
+    spoiled = source.clone()
+    spoiled[2] = bad
+    with torch.inference_mode():
+        clean = model(model.batch([source], [[9, 9, 9]], PowerLaw(1)))[0]
+        other = model(model.batch([spoiled], [[9, 9, 9]], PowerLaw(1)))[0]
+    assert torch.equal(clean[:2], other[:2])
+    assert torch.isnan(other[2:]).all()
+    with pytest.raises(SourceError, match="no known id"):
+        list(model.open(WaitK(4, 1)).push(spoiled))
 
 
 def test_what_cannot_be():
-    table = IdEmbedding(320, 16)
-    for bad in (320.0, -1.0, 1.5, float("nan")):
-        with pytest.raises(SourceError, match="whole numbers in 0 … 319"):
-            table(torch.tensor([[bad]]))
-    with pytest.raises(SourceError, match="shape"):
-        table(torch.zeros(3, 2))
     with pytest.raises(ConfigError, match="words_per_s"):
         TextEncoder(TOKENIZER, words_per_s=0)
-    with pytest.raises(ConfigError, match="ids"):
-        IdEmbedding(MAX_VOCAB + 1, 1)
     with pytest.raises(SourceError, match="is this text"):
         encode(TextEncoder(TOKENIZER), ["x" * 10_001])
+    with pytest.raises(ConfigError, match="source_vocab"):
+        dataclasses.replace(preset("tiny").decoder, source_vocab=320)
 
 
 def test_real_sentences(data):
