@@ -18,14 +18,6 @@ from zendaya.errors import ConfigError, SourceError
 from zendaya.model import preset
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def tiny_en():
     return load_whisper("tiny.en", block_s=0.5, pool=5)

@@ -9,15 +9,6 @@ from zendaya.encoders.whisper_stream import load_whisper
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Blocks are small: on a busy machine two threads wait for each other fifty times longer than one works."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def data():
     if not DATA.is_dir():
