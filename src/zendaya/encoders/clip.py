@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from zendaya.encoders.frames import FPS, FrameEncoder, square, to_tensor
+from zendaya.encoders.whisper import published_name
 from zendaya.errors import CheckpointError, MissingExtraError
 
 # OpenAI's own, of every published CLIP; a preprocessor_config.json may say otherwise.
@@ -41,7 +42,7 @@ class Clip(FrameEncoder):
                 f"{name}: its pictures are cropped to {self.crop} but its model expects {size}: the two do not belong together"
             )
         self.mean, self.std = settings.get("image_mean", MEAN), settings.get("image_std", STD)
-        super().__init__(f"clip {name} fps={fps:g}", self.model.config.projection_dim, fps)
+        super().__init__(f"clip {published_name(name)} fps={fps:g}", self.model.config.projection_dim, fps)
 
     def embed(self, pixels_HW3: npt.NDArray[np.uint8]) -> Tensor:
         picture = to_tensor(square(pixels_HW3, shortest=self.shortest, crop=self.crop), self.mean, self.std)

@@ -169,7 +169,10 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def media_path(folder: Path, media: str, suffixes: Iterable[str] = ()) -> Path:
-    """The file of a clip; one outside the folder is refused, as a published file could name anything."""
+    """The file of a clip; a name that leads out of the folder is refused, as a published file could name anything.
+
+    A link inside the folder was put there by its owner, and is followed.
+    """
     base = os.path.normpath(folder)
     path = Path(os.path.normpath(folder / media))
     if not media or not path.is_relative_to(base):
@@ -210,7 +213,7 @@ class _Recording:
     def between(self, start: int, stop: int) -> Samples:
         """Samples start … stop−1, as far as there are any."""
         assert start >= self.first * CHUNK, (start, self.first)
-        while (self.first + len(self._chunks)) * CHUNK < stop and self._end is None:
+        while self._heard() < stop and self._end is None:
             try:
                 self._chunks.append(next(self._rest).samples)
             except StopIteration:
@@ -221,12 +224,16 @@ class _Recording:
             while len(self._chunks) > KEPT_CHUNKS and (self.first + 1) * CHUNK <= start:
                 self._chunks.popleft()
                 self.first += 1
-        if self._end and (self.first + len(self._chunks)) * CHUNK < stop:
+        if self._end and self._heard() < stop:
             raise SourceError(self._end)
-        wanted = range(start // CHUNK - self.first, -(-stop // CHUNK) - self.first)
-        samples = np.concatenate([np.zeros(0, np.float32), *(self._chunks[n] for n in wanted if n < len(self._chunks))])
+        wanted = range(start // CHUNK - self.first, min(-(-stop // CHUNK) - self.first, len(self._chunks)))
+        samples = np.concatenate([np.zeros(0, np.float32), *(self._chunks[n] for n in wanted)])
         skipped = start - (start // CHUNK) * CHUNK
         return samples[skipped : skipped + stop - start]
+
+    def _heard(self) -> int:
+        """Samples decoded so far; the last chunk of a recording may be short."""
+        return (self.first + len(self._chunks) - 1) * CHUNK + self._chunks[-1].size if self._chunks else self.first * CHUNK
 
 
 class Sounds:
@@ -267,8 +274,8 @@ class _Film:
         self._end: str | None = None
         """Why there is no next token: an error, or empty at the end."""
 
-    def until(self, end_s: float) -> Tokens:
-        """The tokens up to the first that arrives later, or all of them."""
+    def between(self, start_s: float, end_s: float) -> Tokens:
+        """The tokens that arrive in that time, and perhaps some just before and after."""
         while self._end is None and (not self._parts or self._parts[-1].arrival_s[-1] <= end_s + SAME_S):
             try:
                 if len(part := next(self._rest)):
@@ -279,7 +286,8 @@ class _Film:
                 self._end = str(error)
         if self._end and (not self._parts or self._parts[-1].arrival_s[-1] <= end_s + SAME_S):
             raise SourceError(self._end)
-        return Tokens.join(self._parts, self._dim)
+        kept = [part for part in self._parts[:-1] if part.arrival_s[-1] >= start_s - SAME_S]
+        return Tokens.join([*kept, *self._parts[-1:]], self._dim)
 
 
 class Pictures:
@@ -299,7 +307,7 @@ class Pictures:
         if self._film is None or self._film.path != path:
             frames = ([frame] for frame in read_video(path, fps=self.traits.tokens_per_s))
             self._film = _Film(path, stream(self.encoder, frames), self.traits.dim)
-        return _during(self._film.until(end_s), start_s, end_s, path, self.traits)
+        return _during(self._film.between(start_s, end_s), start_s, end_s, path, self.traits)
 
 
 def _refuse_joined(clip: Clip, what: str) -> None:

@@ -41,6 +41,11 @@ class WhisperWeights:
     suppress_first: tuple[int, ...]
 
 
+def published_name(name: str) -> str:
+    """What a model is called wherever it lies: a hub id as it is, a folder by its own name. Its weights tell it from others."""
+    return Path(name).name if Path(name).is_dir() else name
+
+
 def load_weights(name: str = "tiny.en", **hub: Any) -> WhisperWeights:
     """Whisper's weights: `tiny.en` from its package, anything else through transformers (a hub id or a folder)."""
     return _tiny_en() if name == "tiny.en" else _from_transformers(name, **hub)
@@ -71,10 +76,12 @@ def _tiny_en() -> WhisperWeights:
 def _from_transformers(name: str, **hub: Any) -> WhisperWeights:
     transformers = _transformers()
     try:
-        model = transformers.WhisperForConditionalGeneration.from_pretrained(name, **hub)
+        # A pickle could run code: only safetensors are read.
+        model = transformers.WhisperForConditionalGeneration.from_pretrained(name, use_safetensors=True, **hub)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **hub)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{name}: not a Whisper folder or hub id that can be had here: {str(error).splitlines()[0]}") from None
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{name}: not a Whisper folder or hub id that can be had here: {first}") from None
     generation = model.generation_config
     return WhisperWeights(
         config=model.config,

@@ -20,7 +20,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from zendaya.encoders import Samples, Tokens, Traits, readable_prefix
-from zendaya.encoders.whisper import SAMPLE_RATE, encode_offline, load_encoder, load_weights
+from zendaya.encoders.whisper import SAMPLE_RATE, encode_offline, load_encoder, load_weights, published_name
 from zendaya.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def load_whisper(
     if mode not in ("full", "block"):
         raise ConfigError(f"whisper: mode must be 'full' (offline only) or 'block': got {mode!r}")
     encoder = load_encoder(load_weights(name, **hub))
+    name = published_name(name)
     if mode == "full":
         return WhisperFull(encoder, name, pool=pool)
     return WhisperBlocks(encoder, name, block_s=block_s, pool=pool, ceiling=ceiling)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -6,13 +7,13 @@ import torch
 
 from zendaya.encoders.whisper_stream import load_whisper
 
-DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+DATA = Path(os.environ.get("ZENDAYA_DATA") or Path(__file__).parents[3] / "../shared/data")
 
 
 @pytest.fixture(scope="session")
 def data():
     if not DATA.is_dir():
-        pytest.skip("the real data folder (../shared/data beside the repository) is not here")
+        pytest.skip(f"the real published files are not here: {DATA} (set ZENDAYA_DATA to where they are)")
     return DATA
 
 
