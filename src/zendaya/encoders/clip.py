@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from zendaya.encoders.frames import FPS, FrameEncoder, square, to_tensor
-from zendaya.encoders.whisper import published_name
+from zendaya.encoders.whisper import published_name, without_bars
 from zendaya.errors import CheckpointError, MissingExtraError
 
 # OpenAI's own, of every published CLIP; a preprocessor_config.json may say otherwise.
@@ -28,8 +28,8 @@ class Clip(FrameEncoder):
         except ModuleNotFoundError:
             raise MissingExtraError("transformers", "video", "CLIP") from None
         try:
-            # A pickle could run code: only safetensors are read.
-            self.model = transformers.CLIPVisionModelWithProjection.from_pretrained(name, use_safetensors=True, **hub)
+            with without_bars():  # and a pickle could run code: only safetensors are read
+                self.model = transformers.CLIPVisionModelWithProjection.from_pretrained(name, use_safetensors=True, **hub)
             settings = _preprocessor(name, **hub)
         except (OSError, ValueError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +43,20 @@ class WhisperWeights:
     suppress_first: tuple[int, ...]
 
 
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers loads without drawing its own progress bars over ours, or between a user and an error in one line."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def published_name(name: str) -> str:
     """What a model is called wherever it lies: a hub id as it is, a folder by its own name. Its weights tell it from others."""
     return Path(name).name if Path(name).is_dir() else name
@@ -76,9 +92,10 @@ def _tiny_en() -> WhisperWeights:
 def _from_transformers(name: str, **hub: Any) -> WhisperWeights:
     transformers = _transformers()
     try:
-        # A pickle could run code: only safetensors are read.
-        model = transformers.WhisperForConditionalGeneration.from_pretrained(name, use_safetensors=True, **hub)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **hub)
+        with without_bars():
+            # A pickle could run code: only safetensors are read.
+            model = transformers.WhisperForConditionalGeneration.from_pretrained(name, use_safetensors=True, **hub)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, **hub)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{name}: not a Whisper folder or hub id that can be had here: {first}") from None
