@@ -277,11 +277,16 @@ def test_hdf5_that_was_half_written(tmp_path):
     with h5py.File(path, "w") as file:
         for name, rows in (("half", 20), ("whole", 40)):
             file.create_dataset(f"{name}/c3d", (40, 12), np.float32, chunks=(7, 5))[:rows] = ROWS[:rows]
-        file.create_dataset("wide", (1, 12), np.float32, maxshape=(None, 12), chunks=(2**25, 12), compression="gzip")[:] = 1
     message = error_of(path, "half")
     assert message.startswith(f"{path}, '/half/c3d': half written: shape (40, 12) needs 18 chunks and 9 are stored")
     assert np.array_equal(read_features(path, "whole"), ROWS)
-    assert "stored in chunks of (33554432, 12)" in error_of(path, "wide")
+
+
+def test_hdf5_of_huge_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "MAX_BYTES", 2**16)
+    with h5py.File(tmp_path / "wide.hdf5", "w") as file:
+        file.create_dataset("clip", (1, 12), np.float32, maxshape=(None, 12), chunks=(2**12, 12), compression="gzip")[:] = 1
+    assert "stored in chunks of (4096, 12)" in error_of(tmp_path / "wide.hdf5")
 
 
 @pytest.mark.parametrize("shape", [(10,), (10, 3), (10, 25), (2, 3, 5), (0, 4), (3, 0)])

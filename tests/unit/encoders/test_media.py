@@ -195,7 +195,7 @@ def test_a_slow_pipe_gives_sound_from_its_first_bytes(tmp_path, name):
     path = make(tmp_path / f"tone.{name}", container, audio=codec, rate=rate, seconds=8, **settings)
     pipe = Counted(path.read_bytes(), piece=100)
     next(read_audio(pipe, chunk_s=0.02))
-    assert pipe.given < 2000
+    assert pipe.given < 2500
     for piece in (1, 7, 100):
         assert np.array_equal(all_samples(Pipe(path.read_bytes(), piece)), all_samples(path))
 
@@ -320,7 +320,7 @@ def test_an_mp4_with_its_index_at_the_end_cannot_come_through_a_pipe(tmp_path):
 @pytest.mark.parametrize("order", ["early", "late"])
 def test_an_mp4_in_a_pipe_with_much_left_free(tmp_path, order):
     """A free box larger than what is first looked at hides neither the index nor the media behind it."""
-    data = make(tmp_path / "a.mp4", "mp4", video="libx264", options={"movflags": "empty_moov+frag_keyframe"}).read_bytes()
+    data = make(tmp_path / "a.mp4", "mp4", video="libx264", options={"movflags": "empty_moov+frag_keyframe+default_base_moof"}).read_bytes()
     if order == "late":
         data = make(tmp_path / "a.mp4", "mp4", audio="aac", video="libx264").read_bytes()
     size = int.from_bytes(data[:4], "big")
