@@ -9,6 +9,7 @@ Shape suffixes: T tokens, E features of a token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -22,6 +23,9 @@ from zendaya.errors import ConfigError, SourceError
 
 Samples = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
+
+BLOCK_VALUES = 2**20
+"""Values looked at in one go: a whole array at once would be held several times over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +134,15 @@ def _run(encoder: Encoder[Raw, State], chunks: Iterable[Raw]) -> Iterator[Tokens
 
 def readable_prefix(values: npt.NDArray[Any], largest: float) -> int:
     """How many leading entries (rows, if there are several axes) are finite and within ±`largest`."""
-    wide = values.astype(np.result_type(values.dtype, np.float32), copy=False)  # float16 would round `largest` to infinity
-    good = np.abs(wide) <= largest  # False for NaN too
-    bad = np.flatnonzero(~(good if good.ndim == 1 else good.reshape(good.shape[0], -1).all(1)))
-    return int(bad[0]) if bad.size else values.shape[0]
+    width = math.prod(values.shape[1:])
+    rows = values.reshape(values.shape[0], width)
+    wide = np.result_type(values.dtype, np.float32)  # float16 would round `largest` to infinity
+    step = max(1, BLOCK_VALUES // max(1, width))
+    for first in range(0, rows.shape[0], step):
+        good = np.ones(min(step, rows.shape[0] - first), np.bool_)
+        for left in range(0, width, BLOCK_VALUES):  # one row may be longer than a block
+            block = rows[first : first + step, left : left + BLOCK_VALUES].astype(wide, copy=False)
+            good &= (np.abs(block) <= largest).all(1)  # False for NaN too
+        if not good.all():
+            return first + int(good.argmin())
+    return values.shape[0]

@@ -7,6 +7,7 @@ Shape suffixes: T rows in time, D features of a row, E features kept by the PCA.
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 import zlib
@@ -28,8 +29,14 @@ from zendaya.errors import CheckpointError, ConfigError, MissingExtraError, Sour
 
 Rows = npt.NDArray[np.float32]
 
-MAX_BYTES = 2**31
-"""Largest array read: 2 GiB. A day of 4,096 features at 3 a second is 4 GiB; a clip is a few hundred kilobytes."""
+MAX_BYTES = 2**30
+"""Largest array held: 1 GiB, counted as it will be held. An hour of 4,096 features at 3 a second is 177 MB."""
+_FLOAT = 4
+"""Bytes of a value once it is a feature, however few it takes in its file."""
+_NPY_HEAD = 2**14
+"""Bytes within which the header of an npy must end; NumPy would first read the 4 GiB that one may claim."""
+_PIECE = 2**20
+"""Bytes read in one go."""
 LARGEST_FEATURE = 1e30
 """As in the decoder: beyond it, products overflow float32."""
 BLOCK = 16
@@ -45,8 +52,13 @@ def read_features(path: str | Path, name: str | None = None, *, dim: int | None 
 
     In HDF5 the name is a path, as in `v_abc/c3d_features`; for a group with a single dataset the group's name will do.
     """
-    where = f"{path}" if name is None else f"{path}, {name!r}"
-    array = read_array(path, name)
+    try:
+        return _checked_rows(_read(Path(path), name, _FLOAT), f"{path}" if name is None else f"{path}, {name!r}", dim)
+    except MemoryError:
+        raise _no_memory(path) from None
+
+
+def _checked_rows(array: npt.NDArray[Any], where: str, dim: int | None) -> Rows:
     if array.ndim != 2 or (dim is not None and array.shape[1] != dim):
         raise SourceError(f"{where}: expected features of shape (any, {dim or 'any'}): got {array.shape}; check the name and the encoder")
     if array.size == 0:
@@ -57,12 +69,23 @@ def read_features(path: str | Path, name: str | None = None, *, dim: int | None 
             f"{where}: row {good} holds a feature that is not finite or beyond ±{LARGEST_FEATURE:g}: "
             f"make the features again, or leave this clip out"
         )
-    return array.astype(np.float32)
+    return array.astype(np.float32, copy=False)
 
 
 def read_array(path: str | Path, name: str | None = None) -> npt.NDArray[Any]:
     """One array of a file as it is stored, of any shape; its numbers are not looked at."""
-    path = Path(path)
+    try:
+        return _read(Path(path), name, 1)
+    except MemoryError:
+        raise _no_memory(path) from None
+
+
+def _no_memory(path: str | Path) -> SourceError:
+    return SourceError(f"{path}: does not fit into the memory that is free: store one array a clip, or free memory")
+
+
+def _read(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
+    """One array, of which each value will be held in at least `width` bytes."""
     reader = {".npy": _read_npy, ".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix.lower())
     if path.suffix.lower() in (".h5", ".hdf5", ".hdf"):
         reader = _read_hdf5
@@ -70,58 +93,64 @@ def read_array(path: str | Path, name: str | None = None) -> npt.NDArray[Any]:
         raise SourceError(f"{path}: not a feature file that is read here: expected .hdf5, .h5, .npy, .npz or .safetensors")
     if not path.is_file():
         raise SourceError(f"{path}: no such file")
-    return reader(path, name)
+    return reader(path, name, width)
 
 
-def _read_npy(path: Path, name: str | None) -> npt.NDArray[Any]:
+def _read_npy(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
     if name is not None:
         raise SourceError(f"{path}: an npy file holds one array without a name: got the name {name!r}")
     try:
         with path.open("rb") as file:
-            return _npy_array(file, path.stat().st_size, str(path))
+            return _npy_array(file, path.stat().st_size, str(path), width)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _npy_array(file: IO[bytes], num_bytes: int, where: str) -> npt.NDArray[Any]:
+def _npy_array(file: IO[bytes], num_bytes: int, where: str, width: int) -> npt.NDArray[Any]:
     """An array whose header is believed only if the bytes that follow bear it out."""
     try:
-        version = np.lib.format.read_magic(file)
+        head = io.BytesIO(file.read(_NPY_HEAD))
+        version = np.lib.format.read_magic(head)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        offset = file.tell()
+        shape, fortran, dtype = read(head)
+        offset = head.tell()
     except Exception as error:  # NumPy parses the header as Python: what damage raises there is no closed list
         raise SourceError(f"{where}: damaged or not an npy array: {_first_line(error)}") from None
-    _check_array(shape, dtype, where)
+    _check_array(shape, dtype, where, width)
     size = math.prod(shape) * dtype.itemsize
     if size != num_bytes - offset:
         raise SourceError(f"{where}: damaged or cut short: shape {shape} of {dtype} needs {size} bytes and {num_bytes - offset} follow")
+    data, filled = np.empty(size, np.uint8), 0
     try:
-        data = file.read(size)
+        piece = head.read(size)
+        while piece:
+            data[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+            filled += len(piece)
+            piece = file.read(min(_PIECE, size - filled))
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise SourceError(f"{where}: damaged: {_first_line(error)}") from None
-    if len(data) != size:
-        raise SourceError(f"{where}: cut short: expected {size} bytes, got {len(data)}")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    if filled != size:
+        raise SourceError(f"{where}: cut short: expected {size} bytes, got {filled}")
+    return data.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _read_npz(path: Path, name: str | None) -> npt.NDArray[Any]:
+def _read_npz(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             info = members[_choose(list(members), name, str(path))]
             where = f"{path}, {info.filename!r}"
-            if info.file_size > MAX_BYTES:
+            if info.file_size > MAX_BYTES + _NPY_HEAD:
                 raise SourceError(f"{where}: unpacks to {info.file_size} bytes: expected at most {MAX_BYTES}; it is damaged or a zip bomb")
             with archive.open(info) as file:
-                return _npy_array(file, info.file_size, where)
+                return _npy_array(file, info.file_size, where, width)
     except SourceError:
         raise
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError) as error:  # RuntimeError: an encrypted member
         raise SourceError(f"{path}: not a whole npz file: {_first_line(error)}") from None
 
 
-def _read_safetensors(path: Path, name: str | None) -> npt.NDArray[Any]:
+def _read_safetensors(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             chosen = _choose(list(file.keys()), name, str(path))
@@ -129,16 +158,17 @@ def _read_safetensors(path: Path, name: str | None) -> npt.NDArray[Any]:
             shape = tuple(part.get_shape())
             if not part.get_dtype().startswith(("F", "BF", "I", "U")):
                 raise SourceError(f"{path}, {chosen!r}: holds {part.get_dtype()}: expected an array of numbers")
-            if math.prod(shape) * 4 > MAX_BYTES:
-                raise SourceError(f"{path}, {chosen!r}: shape {shape} is too large: expected at most {MAX_BYTES} bytes")
-            return file.get_tensor(chosen).float().numpy()
+            _check_array(shape, np.dtype(np.float32), f"{path}, {chosen!r}", width)
+            array = np.empty(shape, np.float32)  # a copy: the tensor is a view of the file, which may change
+            torch.from_numpy(array).copy_(file.get_tensor(chosen))
+            return array
     except SourceError:
         raise
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: a type that torch cannot turn
         raise SourceError(f"{path}: not a whole safetensors file: {_first_line(error)}") from None
 
 
-def _read_hdf5(path: Path, name: str | None) -> npt.NDArray[Any]:
+def _read_hdf5(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
     try:
         import h5py
     except ModuleNotFoundError:
@@ -157,7 +187,7 @@ def _read_hdf5(path: Path, name: str | None) -> npt.NDArray[Any]:
             where = f"{path}, {place!r}"
             if not isinstance(node, h5py.Dataset):
                 raise SourceError(f"{where}: expected a dataset: got a {type(node).__name__}")
-            _check_dataset(node, where)
+            _check_dataset(node, where, width)
             return np.asarray(node[()])
     except SourceError:
         raise
@@ -182,12 +212,12 @@ def _follow(node: Any, place: str, part: str, path: Path) -> Any:
     return node[part]
 
 
-def _check_dataset(dataset: Any, where: str) -> None:
+def _check_dataset(dataset: Any, where: str, width: int) -> None:
     if dataset.is_virtual or dataset.external:
         raise SourceError(f"{where}: its data lies in other files, which are not read: store the data itself")
     if dataset.shape is None:
         raise SourceError(f"{where}: empty: a dataset without a shape")
-    _check_array(dataset.shape, dataset.dtype, where)
+    _check_array(dataset.shape, dataset.dtype, where, width)
     properties = dataset.id.get_create_plist()
     filters = {properties.get_filter(index)[0] for index in range(properties.get_nfilters())}
     if filters - _FILTERS:
@@ -196,14 +226,31 @@ def _check_dataset(dataset: Any, where: str) -> None:
         )
     if math.prod(dataset.shape) and dataset.id.get_storage_size() == 0:
         raise SourceError(f"{where}: declares shape {dataset.shape} and stores nothing: the file was not written to the end")
+    if dataset.chunks is None:
+        return
+    if math.prod(dataset.chunks) * dataset.dtype.itemsize > MAX_BYTES:  # a chunk is unpacked whole, whatever is read of it
+        raise SourceError(f"{where}: stored in chunks of {dataset.chunks}: expected at most {MAX_BYTES} bytes each; store it anew")
+    needed = math.prod(-(-side // chunk) for side, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    if (written := dataset.id.get_num_chunks()) < needed:  # HDF5 reads a chunk that was never written as zeros
+        raise SourceError(
+            f"{where}: half written: shape {dataset.shape} needs {needed} chunks and {written} are stored; "
+            f"make the features again, or leave this clip out"
+        )
 
 
-def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
+def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str, width: int) -> None:
+    """What a header declares, before a byte of it is read or held."""
     if dtype.hasobject or dtype.kind not in "fiu":
         kind = "Python objects, which can run code when read" if dtype.hasobject else str(dtype)
         raise SourceError(f"{where}: holds {kind}: expected an array of numbers")
-    if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize > MAX_BYTES:
-        raise SourceError(f"{where}: declares shape {shape} of {dtype}: expected at most {MAX_BYTES} bytes; it is damaged or not features")
+    if any(side < 0 for side in shape):
+        raise SourceError(f"{where}: declares shape {shape}: expected sides of at least 0; it is damaged")
+    size = math.prod(shape) * max(dtype.itemsize, width)
+    if size > MAX_BYTES:
+        raise SourceError(
+            f"{where}: declares shape {shape} of {dtype}, which would take {size} bytes: expected at most {MAX_BYTES}; "
+            f"store one array a clip, or fewer rows, or make the file again if it is damaged"
+        )
 
 
 def _names(node: Any) -> list[str]:

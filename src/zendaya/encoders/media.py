@@ -36,13 +36,19 @@ past the end of planar frames of more than 8 channels."""
 MAX_PAUSE_S = 600.0
 """Longest time one picture is held; beyond it the clock of the file is broken, and would ask for millions of the same picture."""
 PEEK = 4096
-"""Bytes looked at to tell the format."""
+"""Bytes looked at to tell the format; of a pipe, no more than it needs."""
+MAGIC = 12
+"""Bytes that tell every format that is read."""
+MAX_PADDING = 2**24
+"""Bytes of an mp4 in a pipe that are held in search of its index: writers leave kilobytes free there."""
 SHORTFALL_S = 0.1
 """A recording that ends this much before the length its header gives is cut short; less is rounding and codec delay."""
 
 FORMATS = "wav, flac, mp3, ogg (opus, vorbis), mp4, m4a, mov, webm, mkv, avi"
 _EXACT = ("wav", "flac", "mov", "matroska", "avi")
 """Formats whose header gives the length exactly; mp3 and ogg estimate it."""
+_NO_TRACK_LENGTHS = ("matroska",)
+"""Formats whose header gives only the end of the track that ends last: any one track may well be shorter."""
 _INDIRECT = (
     (b"#EXTM3U", "an HLS or M3U playlist"),
     (b"ffconcat", "a concat list"),
@@ -89,9 +95,10 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
                 f"{name}: {channels} channels at {rate} Hz: expected at most {MAX_CHANNELS} at {RATES[0]} … {RATES[1]} Hz; it is damaged"
             )
         resampler = av.AudioResampler(format="flt", rate=SAMPLE_RATE)
+        tracks = _Tracks() if kind in _NO_TRACK_LENGTHS else None
 
         def blocks() -> Iterator[Samples]:
-            for frame in itertools.chain(_decoded(container, stream, name), [None]):
+            for frame in itertools.chain(_decoded(container, stream, name, tracks), [None]):
                 try:
                     parts = resampler.resample(frame)
                 except (av.error.FFmpegError, ValueError) as error:  # a rate or a number of channels that changes, or cannot be
@@ -106,7 +113,8 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
         if heard == 0:
             raise SourceError(f"{name}: empty: its audio stream holds no samples")
         if not allow_truncated:
-            _check_length(wav.length_s if wav else _length_s(container, stream, kind), heard / SAMPLE_RATE, name)
+            length_s = wav.length_s if wav else _length_s(container, stream, kind)
+            _check_length(length_s, max(heard / SAMPLE_RATE, tracks.end_s if tracks else 0.0), name)
 
 
 def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = False) -> Iterator[Frame]:
@@ -119,12 +127,13 @@ def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = Fals
         stream = _known(container.streams.video[0], name)
         _check_size(stream.codec_context.width, stream.codec_context.height, name)
         end_s = 0.0
+        tracks = _Tracks() if kind in _NO_TRACK_LENGTHS else None
 
         def timed() -> Iterator[tuple[float, float, Any]]:
             nonlocal end_s
             first_s = last_s = 0.0
             frame_s = 1.0 / float(stream.average_rate or stream.guessed_rate or 25)
-            for index, frame in enumerate(_decoded(container, stream, name)):
+            for index, frame in enumerate(_decoded(container, stream, name, tracks)):
                 _check_size(frame.width, frame.height, name)
                 at_s = index * frame_s if frame.time is None else frame.time
                 if index == 0:
@@ -147,7 +156,7 @@ def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = Fals
         if picture[0] is None:
             raise SourceError(f"{name}: empty: its video stream holds no frames")
         if not allow_truncated:
-            _check_length(_length_s(container, stream, kind), end_s, name)
+            _check_length(_length_s(container, stream, kind), max(end_s, tracks.end_s if tracks else 0.0), name)
 
 
 Thing = TypeVar("Thing")
@@ -209,10 +218,19 @@ def _opened(source: Source) -> Iterator[tuple[av.container.InputContainer, str, 
     with contextlib.ExitStack() as stack:
         file, name = _open_bytes(source, stack)
         seekable = file.seekable()
-        head = _peek(file)
-        kind = _format(head, name, seekable=seekable)
+        held = bytearray()
+        _read_on(file, held, PEEK if seekable else MAGIC)
+        if not seekable and _known_format(bytes(held)) is None:
+            _read_on(file, held, PEEK)  # blanks may come before what says that it is a playlist
+        kind = _format(bytes(held), name)
         if seekable:
             file.seek(0)
+        elif kind == "wav":
+            while _Wav.parse(bytes(held)) is None and len(held) < PEEK and _read_on(file, held, len(held) + 1):
+                pass
+        elif kind == "mov":
+            _read_to_index(file, held, name)
+        head = bytes(held)
 
         def refuse(url: str, flags: int, options: dict[str, str]) -> Any:
             raise SourceError(f"{name}: refers to another file or address ({url!r}), which is never opened")
@@ -241,7 +259,8 @@ def _open_bytes(source: Source, stack: contextlib.ExitStack) -> tuple[BinaryIO, 
     if source == "-":
         return sys.stdin.buffer, "standard input"
     if not isinstance(source, str | Path):
-        return source, str(getattr(source, "name", "the open file"))
+        name = getattr(source, "name", None)  # of a file opened by its number, the number
+        return source, str(name) if isinstance(name, str | Path) else "the open file" if source.seekable() else "the pipe"
     path = Path(source)
     try:
         mode = path.stat().st_mode
@@ -252,31 +271,38 @@ def _open_bytes(source: Source, stack: contextlib.ExitStack) -> tuple[BinaryIO, 
         raise SourceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _peek(file: BinaryIO) -> bytes:
-    """The first bytes; a pipe may give them in pieces."""
-    head = b""
-    while len(head) < PEEK and (piece := file.read(PEEK - len(head))):
-        head += piece
-    return head
+def _read_on(file: BinaryIO, held: bytearray, least: int) -> bool:
+    """Hold at least so many bytes of a file, and what else is there already; false if it ends before."""
+    read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+    while len(held) < least:
+        if not (piece := read(max(PEEK, least - len(held)))):
+            return False
+        held += piece
+    return True
 
 
-def _format(head: bytes, name: str, *, seekable: bool) -> str:
-    """The demuxer that the first bytes call for; FFmpeg is never left to guess."""
-    if not head:
-        raise SourceError(f"{name}: empty: it holds no bytes")
+def _known_format(head: bytes) -> str | None:
+    """The demuxer that the first bytes call for, if they are those of a format that is read."""
     if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
         return "wav"
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         return "avi"
     if head[4:8] in _MP4_BOXES:
-        if not seekable:
-            _check_index_first(head, name)
         return "mov"
     for magic, kind in ((b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1aE\xdf\xa3", "matroska"), (b"ID3", "mp3")):
         if head.startswith(magic):
             return kind
-    if head[0] == 0xFF and len(head) > 1 and head[1] & 0xE6 in (0xE2, 0xE4, 0xE6):  # MPEG audio sync, layers I–III
+    if len(head) > 1 and head[0] == 0xFF and head[1] & 0xE6 in (0xE2, 0xE4, 0xE6):  # MPEG audio sync, layers I–III
         return "mp3"
+    return None
+
+
+def _format(head: bytes, name: str) -> str:
+    """The demuxer that the first bytes call for, or an error that says what they are; FFmpeg is never left to guess."""
+    if not head:
+        raise SourceError(f"{name}: empty: it holds no bytes")
+    if (kind := _known_format(head)) is not None:
+        return kind
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     for magic, what in _INDIRECT:
         if text[: len(magic)].lower() == magic.lower():
@@ -286,11 +312,11 @@ def _format(head: bytes, name: str, *, seekable: bool) -> str:
     raise SourceError(f"{name}: not a format that is read here: expected {FORMATS}; its first bytes are {head[:8]!r}")
 
 
-def _check_index_first(head: bytes, name: str) -> None:
-    """An mp4 in a pipe can be read only if its index comes before its media."""
+def _read_to_index(file: BinaryIO, held: bytearray, name: str) -> None:
+    """Hold an mp4 in a pipe up to its index, which must come before its media: a pipe cannot be wound back to it."""
     place = 0
-    while place + 8 <= len(head):
-        size, box = int.from_bytes(head[place : place + 4], "big"), head[place + 4 : place + 8]
+    while _read_on(file, held, place + 16):  # the end of the file is left to FFmpeg
+        size, box = int.from_bytes(held[place : place + 4], "big"), held[place + 4 : place + 8]
         if box == b"moov":
             return
         if box == b"mdat":
@@ -299,8 +325,15 @@ def _check_index_first(head: bytes, name: str) -> None:
                 f"give the file itself, or write it with ffmpeg -movflags +faststart"
             )
         if size == 1:
-            size = int.from_bytes(head[place + 8 : place + 16], "big")
-        place += max(size, 8)
+            size = int.from_bytes(held[place + 8 : place + 16], "big")
+        if size < 8:  # 0 is a box to the end of the file, anything else is damage, and FFmpeg says so
+            return
+        place += size
+        if place > MAX_PADDING:
+            raise SourceError(
+                f"{name}: an mp4 with more than {MAX_PADDING} bytes before its index (moov) cannot be read from a pipe: "
+                f"give the file itself, or write it with ffmpeg -movflags +faststart"
+            )
 
 
 def _demuxers(kind: str) -> str:
@@ -308,13 +341,31 @@ def _demuxers(kind: str) -> str:
     return {"mov": "mov,mp4,m4a,3gp,3g2,mj2", "matroska": "matroska,webm"}.get(kind, kind)
 
 
-def _decoded(container: Any, stream: Any, name: str) -> Iterator[Any]:
-    """Frames of a stream in order; damage is an error in one line that says where."""
+@dataclass
+class _Tracks:
+    """How far the packets of all tracks reach, counted from the beginning of the container's clock."""
+
+    end_s: float = 0.0
+
+    def see(self, packet: Any) -> None:
+        if packet.pts is None or packet.time_base is None:
+            return
+        rate = getattr(packet.stream, "average_rate", None)
+        length_s = float(packet.duration * packet.time_base) if packet.duration else 1.0 / float(rate) if rate else 0.0
+        self.end_s = max(self.end_s, float(packet.pts * packet.time_base) + length_s)
+
+
+def _decoded(container: Any, stream: Any, name: str, tracks: _Tracks | None) -> Iterator[Any]:
+    """Frames of a stream in order; damage is an error in one line that says where. `tracks`, if given, sees what is not decoded too."""
     import av
 
     at_s = 0.0
     try:
-        for packet in container.demux(stream):
+        for packet in container.demux(stream) if tracks is None else container.demux():
+            if tracks is not None:
+                tracks.see(packet)
+            if packet.stream.index != stream.index:
+                continue
             for frame in packet.decode():
                 at_s = frame.time if frame.time is not None else at_s
                 yield frame
@@ -326,7 +377,7 @@ def _length_s(container: Any, stream: Any, kind: str) -> float | None:
     """The length a header gives, where the format gives it exactly."""
     if kind not in _EXACT:
         return None
-    if stream.duration is not None and stream.time_base is not None:
+    if kind not in _NO_TRACK_LENGTHS and stream.duration is not None and stream.time_base is not None:
         return float(stream.duration * stream.time_base)
     return container.duration / 1e6 if container.duration is not None else None
 

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 import zipfile
 
 import h5py
@@ -10,8 +11,8 @@ import pytest
 import safetensors.numpy
 import torch
 
-from zendaya.encoders import encode, features
-from zendaya.encoders.features import PCA, Precomputed, read_features
+from zendaya.encoders import encode, features, readable_prefix
+from zendaya.encoders.features import PCA, Precomputed, read_array, read_features
 from zendaya.errors import CheckpointError, ConfigError, SourceError
 
 ROWS = np.random.default_rng(0).standard_normal((40, 12)).astype(np.float32)
@@ -194,6 +195,110 @@ def test_hdf5_that_declares_what_it_does_not_hold(tmp_path):
     assert "expected a dataset" in error_of(bad, "type")
     assert "expected an array of numbers" in error_of(bad, "complex")
     assert "groups inside groups" in error_of(bad, "loop")
+
+
+def declare(folder, kind, shape):
+    """A small file that declares many values of one byte each."""
+    path, size = folder / f"large.{kind}", int(np.prod(shape))
+    if kind == "npy":
+        with path.open("wb") as file:
+            file.write(npy_header(str(shape), "|i1"))
+            file.truncate(128 + size)  # a hole, which takes no room
+    elif kind == "npz":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("clip.npy", "w") as file:
+            file.write(npy_header(str(shape), "|i1"))
+            for _ in range(size // 2**20):
+                file.write(bytes(2**20))
+    elif kind == "safetensors":
+        head = f'{{"clip":{{"dtype":"I8","shape":[{shape[0]},{shape[1]}],"data_offsets":[0,{size}]}}}}'.encode()
+        with path.open("wb") as file:
+            file.write(struct.pack("<Q", len(head)) + head)
+            file.truncate(8 + len(head) + size)
+    else:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("clip", shape, np.int8, chunks=(2**18, 8), compression="gzip")[:1] = 1
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5"])
+def test_values_are_counted_as_the_floats_they_become(tmp_path, monkeypatch, kind):
+    """What is small in its file and would be four times as large in memory is refused before any memory is asked for."""
+    monkeypatch.setattr(features, "MAX_BYTES", 2**24)
+    shape = (2**20, 8)  # half of the limit as int8, twice the limit as float32
+    path = declare(tmp_path, kind, shape)
+    tracemalloc.start()
+    message = error_of(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "declares shape (1048576, 8)" in message
+    assert f"expected at most {2**24}; store one array a clip" in message
+    assert peak < 2**20
+    if kind in ("npy", "npz"):  # as it is stored it fits, as the packed features of a whole corpus do
+        assert read_array(path).shape == shape
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5"])
+def test_no_more_is_held_than_the_features(tmp_path, kind):
+    path = write(tmp_path, kind, np.ones((2**15, 512), np.float32))
+    read_features(path)
+    tracemalloc.start()
+    rows = read_features(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < rows.nbytes + 2**24
+
+
+def test_a_header_that_claims_gigabytes(tmp_path):
+    with zipfile.ZipFile(tmp_path / "head.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("clip.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**26) + b" " * 2**26)
+    tracemalloc.start()
+    assert "not an npy array" in error_of(tmp_path / "head.npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "hdf5"])
+@pytest.mark.parametrize("read", [read_features, read_array])
+def test_memory_that_is_not_there(tmp_path, monkeypatch, kind, read):
+    path = write(tmp_path, kind)
+
+    def full(*arguments, **settings):
+        raise MemoryError
+
+    monkeypatch.setattr(features, "_check_array", full)
+    with pytest.raises(SourceError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: does not fit into the memory")
+
+
+def test_hdf5_that_was_half_written(tmp_path):
+    path = tmp_path / "half.hdf5"
+    with h5py.File(path, "w") as file:
+        for name, rows in (("half", 20), ("whole", 40)):
+            file.create_dataset(f"{name}/c3d", (40, 12), np.float32, chunks=(7, 5))[:rows] = ROWS[:rows]
+    message = error_of(path, "half")
+    assert message.startswith(f"{path}, '/half/c3d': half written: shape (40, 12) needs 18 chunks and 9 are stored")
+    assert np.array_equal(read_features(path, "whole"), ROWS)
+
+
+def test_hdf5_of_huge_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "MAX_BYTES", 2**16)
+    with h5py.File(tmp_path / "wide.hdf5", "w") as file:
+        file.create_dataset("clip", (1, 12), np.float32, maxshape=(None, 12), chunks=(2**12, 12), compression="gzip")[:] = 1
+    assert "stored in chunks of (4096, 12)" in error_of(tmp_path / "wide.hdf5")
+
+
+@pytest.mark.parametrize("shape", [(10,), (10, 3), (10, 25), (2, 3, 5), (0, 4), (3, 0)])
+def test_the_readable_prefix_does_not_depend_on_the_blocks(monkeypatch, shape):
+    monkeypatch.setattr("zendaya.encoders.BLOCK_VALUES", 8)
+    values = np.ones(shape, np.float16)
+    assert readable_prefix(values, 1e30) == shape[0]
+    for place in np.ndindex(shape):
+        bad = values.copy()
+        bad[place] = np.nan
+        bad[-1] = np.inf
+        assert readable_prefix(bad, 1e30) == place[0]
 
 
 def test_hdf5_filters_from_the_machine_are_not_loaded(tmp_path):

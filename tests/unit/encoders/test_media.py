@@ -1,5 +1,6 @@
 """Sound and pictures from files, pipes and a microphone; broken, hostile and absent ones."""
 
+import contextlib
 import io
 import os
 import sys
@@ -27,10 +28,12 @@ def picture(index, width=96, height=64):
     return np.full((height, width, 3), (10 * index) % 250, np.uint8)
 
 
-def make(path, container, *, audio=None, video=None, seconds=3, rate=RATE, fps=25, samples=None, options=None, jump=0):
+def make(path, container, *, audio=None, video=None, seconds=3, rate=RATE, fps=25, samples=None, options=None, jump=0, bit_rate=None):
     """Write a file with a tone, grey pictures of rising number, or both."""
     with av.open(str(path), "w", format=container, options=options or {}) as out:
         sound = out.add_stream(audio, rate=rate, layout="mono") if audio else None
+        if bit_rate is not None:
+            sound.bit_rate = bit_rate
         pictures = out.add_stream(video, rate=fps) if video else None
         if pictures is not None:
             pictures.width, pictures.height, pictures.pix_fmt = 96, 64, "yuv420p"
@@ -173,6 +176,30 @@ def test_a_live_pipe_is_not_waited_for(tmp_path):
     assert first.samples.size + sum(chunk.samples.size for chunk in rest) == 5 * RATE
 
 
+class Counted(Pipe):
+    """A pipe that knows how much of it was read."""
+
+    given = 0
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.given += len(data)
+        return data
+
+
+@pytest.mark.parametrize("name", ["opus", "wav"])
+def test_a_slow_pipe_gives_sound_from_its_first_bytes(tmp_path, name):
+    """At 2 kB/s, 4096 bytes are two seconds."""
+    container, codec, rate = SOUND[name]
+    settings = {"options": {"page_duration": "20000"}, "bit_rate": 16_000} if name == "opus" else {}
+    path = make(tmp_path / f"tone.{name}", container, audio=codec, rate=rate, seconds=8, **settings)
+    pipe = Counted(path.read_bytes(), piece=100)
+    next(read_audio(pipe, chunk_s=0.02))
+    assert pipe.given < 2500
+    for piece in (1, 7, 100):
+        assert np.array_equal(all_samples(Pipe(path.read_bytes(), piece)), all_samples(path))
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_every_format(tmp_path, name):
     container, codec = PICTURES[name]
@@ -290,6 +317,54 @@ def test_an_mp4_with_its_index_at_the_end_cannot_come_through_a_pipe(tmp_path):
     assert len(list(read_video(Pipe(early.read_bytes())))) == 9
 
 
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_an_mp4_in_a_pipe_with_much_left_free(tmp_path, order):
+    """A free box larger than what is first looked at hides neither the index nor the media behind it."""
+    data = make(tmp_path / "a.mp4", "mp4", video="libx264", options={"movflags": "empty_moov+frag_keyframe+default_base_moof"}).read_bytes()
+    if order == "late":
+        data = make(tmp_path / "a.mp4", "mp4", audio="aac", video="libx264").read_bytes()
+    size = int.from_bytes(data[:4], "big")
+    data = data[:size] + (50_000).to_bytes(4, "big") + b"free" + bytes(49_992) + data[size:]
+    reading, writing = os.pipe()
+
+    def write():
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writing, "wb") as file:
+            file.write(data)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with os.fdopen(reading, "rb") as file:
+        if order == "early":
+            assert len(list(read_video(file))) == 9
+        else:
+            message = error_of(read_video, file)
+            assert message.startswith("the pipe: an mp4 whose index (moov) comes after its media cannot be read from a pipe")
+    writer.join()
+
+
+def test_an_mp4_in_a_pipe_that_would_have_to_be_held(tmp_path):
+    data = make(tmp_path / "a.mp4", "mp4", video="libx264", options={"movflags": "faststart"}).read_bytes()
+    size = int.from_bytes(data[:4], "big")
+    pipe = Counted(data[:size] + (2**31).to_bytes(4, "big") + b"free" + bytes(100_000))
+    assert error_of(read_video, pipe).startswith(f"the pipe: an mp4 with more than {media.MAX_PADDING} bytes before its index")
+    assert pipe.given < 10_000
+
+
+@pytest.mark.parametrize(
+    ("name", "container", "codecs"), [("a.webm", "webm", ("libopus", "libvpx")), ("a.mkv", "matroska", ("aac", "libx264"))]
+)
+@pytest.mark.parametrize(("sound_s", "pictures_s"), [(5.5, 6), (6, 5), (1, 6)])
+def test_tracks_of_unequal_lengths_are_whole(tmp_path, name, container, codecs, sound_s, pictures_s):
+    rate = 48_000 if codecs[0] == "libopus" else RATE
+    path = make(tmp_path / name, container, audio=codecs[0], video=codecs[1], rate=rate, seconds=pictures_s, samples=tone(sound_s, rate))
+    assert all_samples(path).size == pytest.approx(sound_s * RATE, abs=0.1 * RATE)
+    assert len(list(read_video(path))) == 3 * pictures_s
+    data = path.read_bytes()
+    path.write_bytes(data[: int(0.5 * len(data))])
+    for read in (read_audio, read_video):
+        assert "cut short" in error_of(read, path)
+
+
 PLAYLISTS = {
     "a.m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\n{secret}\n#EXT-X-ENDLIST\n",
     "bom.m3u8": "\ufeff#EXTM3U\n{secret}\n",
@@ -317,7 +392,7 @@ def test_even_a_demuxer_that_opens_files_may_not(tmp_path, monkeypatch, kind, na
     secret = make(tmp_path / "secret.wav", "wav", audio="pcm_s16le")
     path = tmp_path / name
     path.write_text(PLAYLISTS[name].format(secret=secret))
-    monkeypatch.setattr(media, "_format", lambda head, name, seekable: kind)
+    monkeypatch.setattr(media, "_format", lambda head, name: kind)
     with pytest.raises(SourceError):
         list(read_audio(path))
 
