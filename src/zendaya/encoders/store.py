@@ -683,8 +683,10 @@ class StoreWriter:
         """Give the name of a shard to a new file of its first bytes; the old one is left to those who have it open."""
         new = self.path / _new(name)
         try:
-            for offset in range(0, size, 1 << 20):
-                _write(self._open(new.name), os.pread(self._open(name), min(1 << 20, size - offset), offset), offset)
+            done = 0
+            while part := os.pread(self._open(name), min(1 << 20, size - done), done):
+                _write(self._open(new.name), part, done)
+                done += len(part)
             os.fsync(self._open(new.name))
             os.replace(new, self.path / name)
         except BaseException:
