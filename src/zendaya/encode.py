@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
 import time
 import traceback
@@ -24,7 +25,7 @@ import torch
 
 from zendaya import corpora
 from zendaya.encoders.clips import ClipEncoder, Spec
-from zendaya.encoders.store import PROBLEMS, SHARD_BYTES, Dtype, Entry, Signature, StoreWriter, pack
+from zendaya.encoders.store import PROBLEMS, SHARD_BYTES, Dtype, Entry, FeatureStore, Signature, StoreWriter, pack
 from zendaya.errors import ConfigError, CorpusError, MissingExtraError, SourceError, StoreError, ZendayaError
 from zendaya.records import Clip
 
@@ -32,6 +33,9 @@ BATCH = 8
 """Clips of one recording that go to a worker together, so that it is decoded once for them."""
 LEAD = 4
 """Batches a worker may be ahead of the clip that is waited for; their tokens are held in memory."""
+
+NO_MEMORY = "memory"
+"""The kind of a clip there was not enough memory for."""
 
 Make = Callable[[], ClipEncoder]
 """What builds the encoder anew in each worker; it must pickle."""
@@ -65,18 +69,21 @@ class Summary:
     corpus_problems: int
     """Problems of the published files; `zendaya corpora check` names them."""
     seconds: float
+    verified: bool
+    """Whether the store was read again and compared with its checksums."""
     signature: dict[str, Any]
 
 
 def encode_corpus(
     corpus: str, path: str | Path, out: str | Path, *, encoder: str, media: str | Path | None = None, split: str | None = None,
     dtype: Dtype | None = None, limit: int | None = None, workers: int | str = 1, ray_address: str | None = None, retry: bool = False,
-    report: Callable[[Progress], None] | None = None,
+    verify: bool = False, report: Callable[[Progress], None] | None = None,
 ) -> Summary:  # fmt: skip
     """Encode a corpus into a store, or go on where the same call was stopped.
 
     `encoder` is a name with settings (`encoders.clips.Spec`), `media` the folder the clips' files lie in (that of the corpus if not
-    given), `workers` a number of processes, `ray`, or `ray:N` for N workers; `retry` encodes again from the first clip that failed.
+    given), `workers` a number of processes, `ray`, or `ray:N` for N workers; `retry` encodes again from the first clip that failed;
+    `verify` compares the store with its checksums afterwards, as is always done where nothing was left to encode.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 clip: got {limit}")
@@ -101,7 +108,7 @@ def encode_corpus(
     )  # fmt: skip
     return encode_clips(
         clips, partial(spec.open, folder), out, signature, first=first, folder=folder, workers=workers, ray_address=ray_address,
-        retry=retry, report=report, corpus_problems=len(reading.problems),
+        retry=retry, verify=verify, report=report, corpus_problems=len(reading.problems),
     )  # fmt: skip
 
 
@@ -115,7 +122,7 @@ def _check_kind(spec: Spec, corpus: str, clips: Sequence[Clip]) -> None:
 def encode_clips(
     clips: Sequence[Clip], make: Make, out: str | Path, signature: Signature, *, first: ClipEncoder | None = None,
     folder: Path | None = None, workers: int | str = 1, ray_address: str | None = None, retry: bool = False,
-    report: Callable[[Progress], None] | None = None, corpus_problems: int = 0, shard_bytes: int = SHARD_BYTES,
+    verify: bool = False, report: Callable[[Progress], None] | None = None, corpus_problems: int = 0, shard_bytes: int = SHARD_BYTES,
 ) -> Summary:  # fmt: skip
     """Encode clips, in their order, into the store at `out`; `first` is an encoder that `make` has built already."""
     begun = time.perf_counter()
@@ -151,16 +158,21 @@ def encode_clips(
                 f"none of the {len(entries)} clips could be encoded; the first: {entries[0].reason}; all are in {Path(out) / PROBLEMS}"
             )
         writer.finish()
-    return _summary(out, entries, resumed, signature, corpus_problems, time.perf_counter() - begun)
+        verified = verify or resumed == len(clips)  # a run that has done nothing vouches for what is there
+        if verified:
+            FeatureStore.open(out).verify()
+    return _summary(out, entries, resumed, signature, corpus_problems, time.perf_counter() - begun, verified)
 
 
-def _summary(out: str | Path, entries: list[Entry], resumed: int, signature: Signature, corpus_problems: int, seconds: float) -> Summary:
+def _summary(
+    out: str | Path, entries: list[Entry], resumed: int, signature: Signature, corpus_problems: int, seconds: float, verified: bool
+) -> Summary:
     num_failed = sum(entry.num_tokens == 0 for entry in entries)
     return Summary(
         store=str(out), num_clips=len(entries), num_encoded=len(entries) - num_failed, num_failed=num_failed, num_resumed=resumed,
         num_tokens=sum(entry.num_tokens for entry in entries), num_bytes=sum(path.stat().st_size for path in Path(out).iterdir()),
         problems=dict(sorted(Counter(entry.kind for entry in entries if entry.kind).items())), corpus_problems=corpus_problems,
-        seconds=round(seconds, 3), signature=signature.to_dict(),
+        seconds=round(seconds, 3), verified=verified, signature=signature.to_dict(),
     )  # fmt: skip
 
 
@@ -202,16 +214,44 @@ def _store(writer: StoreWriter, clip: Clip, outcome: Outcome, folder: Path | Non
 
 def _encode_one(encoder: ClipEncoder, clip: Clip, dtype: Dtype) -> Outcome:
     if (not clip.source and clip.duration_s <= 0) or clip.num_source_tokens == 0:
-        return Outcome(0, b"", "empty", f"clip {clip.id}: nothing to read from {clip.start_s} to {clip.end_s} s")
+        return _failed(clip, "empty", f"clip {clip.id}: nothing to read from {clip.start_s} to {clip.end_s} s")
     try:
         encoded = encoder.encode(clip)
         return Outcome(len(encoded.tokens), pack(encoded.tokens, dtype), encoded.kind, encoded.reason)
     except SourceError as error:
-        return Outcome(0, b"", "unreadable", " ".join(str(error).split()))
+        return _failed(clip, "unreadable", " ".join(str(error).split()))
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _failed(clip, NO_MEMORY, "not enough memory for this clip")
 
 
-def _encode_batch(encoder: ClipEncoder, batch: Sequence[Clip], dtype: Dtype) -> list[Outcome]:
-    return [_encode_one(encoder, clip, dtype) for clip in batch]
+def _failed(clip: Clip, kind: str, reason: str) -> Outcome:
+    """The outcome of a clip without tokens; its reason names its media."""
+    media = clip.media or next((part.media for part in clip.parts), "")
+    named = not media or re.search(rf"(?<!\w){re.escape(media)}(?!\w)", reason)
+    return Outcome(0, b"", kind, reason if named else f"{media}: {reason}")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # Torch has a class of its own for devices, and for the processor's memory only words.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+class _Hand:
+    """What every worker has: an encoder, built when it is first needed."""
+
+    def __init__(self, make: Make, dtype: Dtype, encoder: ClipEncoder | None = None) -> None:
+        self._make, self._dtype, self._encoder = make, dtype, encoder
+
+    def encode(self, batch: Sequence[Clip]) -> list[Outcome]:
+        outcomes = list[Outcome]()
+        for clip in batch:
+            self._encoder = self._encoder if self._encoder is not None else self._make()
+            outcomes.append(_encode_one(self._encoder, clip, self._dtype))
+            if outcomes[-1].kind == NO_MEMORY:
+                self._encoder = None  # it was torn from the midst of a recording, which would seem to end there for the next clip
+        return outcomes
 
 
 def _batches(clips: Iterable[Clip]) -> Iterator[list[Clip]]:
@@ -258,9 +298,9 @@ def _run(
             yield from _in_order(batches, processes)
     else:
         with _one_thread():
-            encoder = first if first is not None else make()
+            hand = _Hand(make, dtype, first)
             for batch in batches:
-                yield _encode_batch(encoder, batch, dtype)
+                yield hand.encode(batch)
 
 
 @contextlib.contextmanager
@@ -370,12 +410,11 @@ def _serve(pipe: multiprocessing.connection.Connection[Any, Any], make: Make, dt
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the one that gave the work decides
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        encoder: ClipEncoder | None = None
+        hand = _Hand(make, dtype)
         while True:
             batch = pipe.recv()
             try:
-                encoder = encoder if encoder is not None else make()
-                outcomes: list[Outcome] | _Failure = _encode_batch(encoder, batch, dtype)
+                outcomes: list[Outcome] | _Failure = hand.encode(batch)
             except Exception as error:
                 outcomes = _failure(error)
             pipe.send(outcomes)
@@ -385,14 +424,12 @@ class _RayWorker:
     """A worker on a Ray cluster: an actor that holds its encoder."""
 
     def __init__(self, make: Make, dtype: Dtype) -> None:
-        self._make, self._dtype = make, dtype
-        self._encoder: ClipEncoder | None = None
+        self._hand = _Hand(make, dtype)
 
     def encode(self, batch: list[Clip]) -> list[Outcome] | _Failure:
         torch.set_num_threads(1)
         try:
-            self._encoder = self._encoder if self._encoder is not None else self._make()
-            return _encode_batch(self._encoder, batch, self._dtype)
+            return self._hand.encode(batch)
         except Exception as error:
             return _failure(error)
 

@@ -149,6 +149,96 @@ def test_retry_takes_up_what_was_put_right(rows, tmp_path):
     assert torch.equal(FeatureStore.open(tmp_path / "s").get("10").values_TE, torch.ones(9, 6))
 
 
+def test_retry_under_an_open_store_changes_nothing_of_it_and_ends_as_an_undisturbed_run(tmp_path):
+    path = manifest(tmp_path, [{"id": name, "media": f"{name}.npy", "end_s": 3.0} for name in "abcd"])
+    for name, value in (("a", 97.0), ("c", 99.0), ("d", 100.0)):
+        np.save(tmp_path / f"{name}.npy", np.full((9, 4), value, np.float32))
+    encode_rows(path, tmp_path / "s", encoder="features")
+    opened, unused = FeatureStore.open(tmp_path / "s"), FeatureStore.open(tmp_path / "s")
+    assert float(opened.get("c").values_TE[0, 0]) == 99.0
+    np.save(tmp_path / "b.npy", np.full((9, 4), 98.0, np.float32))
+    encode_rows(path, tmp_path / "s", encoder="features", retry=True)
+    for reader in (opened, unused):
+        assert [float(reader.get(name).values_TE.mean()) for name in "acd"] == [97.0, 99.0, 100.0]
+    encode_rows(path, tmp_path / "whole", encoder="features")
+    assert contents(tmp_path / "s") == contents(tmp_path / "whole")
+
+
+def test_a_run_that_has_nothing_to_do_finds_damage(rows, tmp_path):
+    assert not encode_rows(rows, tmp_path / "s", limit=5).verified
+    assert encode_rows(rows, tmp_path / "s", verify=True).verified
+    assert encode_rows(rows, tmp_path / "s").verified
+    shard = tmp_path / "s" / "tokens-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(bytes(data))
+    with pytest.raises(StoreError, match=r"tokens-00000\.bin: checksum does not match at clip '\d+'") as raised:
+        encode_rows(rows, tmp_path / "s")
+    assert "\n" not in str(raised.value)
+
+
+def test_damage_of_what_was_there_before_is_found_where_asked_for(rows, tmp_path):
+    encode_rows(rows, tmp_path / "s", limit=5)
+    shard = tmp_path / "s" / "tokens-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[0] ^= 1
+    shard.write_bytes(bytes(data))
+    with pytest.raises(StoreError, match=r"tokens-00000\.bin: checksum does not match at clip '0'"):
+        encode_rows(rows, tmp_path / "s", verify=True)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError()])
+def test_a_clip_there_is_no_memory_for_does_not_end_the_run_nor_hurt_the_next(tmp_path, monkeypatch, error):
+    soundfile.write(tmp_path / "talk.wav", voice(6), 16_000)
+    path = manifest(tmp_path, [{"id": f"{n}", "media": "talk.wav", "start_s": n, "end_s": n + 1.0} for n in range(6)])
+    encode_corpus("manifest", path, tmp_path / "whole", encoder="whisper,block_s=0.5")
+    whole, count = FeatureStore.open(tmp_path / "whole"), 0
+
+    def reading(*arguments, **options):
+        nonlocal count
+        for chunk in read_audio(*arguments, **options):
+            count += 1
+            if count == 3:  # in the midst of the recording, which must not seem to end here
+                raise error
+            yield chunk
+
+    monkeypatch.setattr("zendaya.encoders.clips.read_audio", reading)
+    summary = encode_corpus("manifest", path, tmp_path / "s", encoder="whisper,block_s=0.5")
+    assert (summary.num_failed, summary.problems) == (1, {"memory": 1})
+    opened = FeatureStore.open(tmp_path / "s")
+    assert [entry.reason for entry in opened.problems] == ["talk.wav: not enough memory for this clip"]
+    for entry in opened:
+        assert torch.equal(opened.get(entry.id).values_TE, whole.get(entry.id).values_TE)
+    encode_corpus("manifest", path, tmp_path / "s", encoder="whisper,block_s=0.5", retry=True)
+    assert contents(tmp_path / "s") == contents(tmp_path / "whole")
+
+
+def test_errors_that_are_not_for_want_of_memory_still_end_the_run(rows, tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("zendaya.encoders.clips.Features.encode", fails)
+    with pytest.raises(RuntimeError, match="a bug"):
+        encode_rows(rows, tmp_path / "s")
+
+
+def test_the_reason_of_a_failed_clip_names_its_media_and_not_the_folder(tmp_path):
+    clips = [
+        {"id": "good", "media": "good.npy", "end_s": 3.0},
+        {"id": "huge", "media": "huge.npy", "end_s": 3.0},
+        {"id": "back", "media": str(tmp_path / "good.npy"), "start_s": 3.0, "end_s": 2.0},
+        {"id": "gone", "media": "gone.npy", "end_s": 3.0},
+    ]
+    np.save(tmp_path / "good.npy", np.ones((9, 4), np.float32))
+    np.save(tmp_path / "huge.npy", np.full((9, 4), 1e6, np.float32))
+    encode_rows(manifest(tmp_path, clips), tmp_path / "s", encoder="features", dtype="fp16")
+    reasons = {entry.id: entry.reason for entry in FeatureStore.open(tmp_path / "s").problems}
+    assert reasons["huge"].startswith("huge.npy: token 0 holds a feature")
+    assert reasons["back"] == "good.npy: clip back: nothing to read from 3.0 to 2.0 s"
+    assert reasons["gone"].count("gone.npy") == 1
+    assert str(tmp_path) not in (tmp_path / "s" / "problems.jsonl").read_text()
+
+
 def test_nothing_encoded_is_an_error_that_leaves_only_the_report(rows, tmp_path):
     (tmp_path / "nowhere").mkdir()
     with pytest.raises(SourceError, match=r"none of the 30 clips could be encoded; the first: v0: cannot be read: No such file"):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from zendaya.cli import encode as encode_command
 from zendaya.encoders.clips import SETTINGS
 from zendaya.encoders.store import FeatureStore
-from zendaya.errors import ConfigError, SourceError
+from zendaya.errors import ConfigError, SourceError, StoreError
 
 main = typer.Typer()
 main.command("encode")(encode_command.encode)
@@ -58,6 +58,19 @@ def test_json_is_one_object_on_stdout(corpus, tmp_path):
     result = run("manifest", corpus, "--encoder", "features", "--out", tmp_path / "s", "--dtype", "int8", "--limit", 2, "--json")
     found = json.loads(result.stdout)
     assert (found["num_clips"], found["num_encoded"], found["signature"]["dtype"]) == (2, 2, "int8")
+
+
+def test_a_store_is_verified_where_asked_for_and_where_nothing_is_left_to_do(corpus, tmp_path):
+    words = ("manifest", corpus, "--encoder", "features,rate=3", "--out", tmp_path / "s")
+    line = "verified  all of the store matches its checksums"
+    assert line not in run(*words, "--limit", 2).stdout
+    assert line in run(*words, "--verify").stdout
+    assert line in run(*words).stdout
+    assert json.loads(run(*words, "--json").stdout)["verified"] is True
+    shard = tmp_path / "s" / "tokens-00000.bin"
+    shard.write_bytes(b"\xff" + shard.read_bytes()[1:])
+    with pytest.raises(StoreError, match=r"tokens-00000\.bin: checksum does not match at clip '0'"):
+        run(*words)
 
 
 def test_mistakes_are_our_errors(corpus, tmp_path):

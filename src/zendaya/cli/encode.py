@@ -37,6 +37,7 @@ def encode(
     workers: Annotated[str, typer.Option(help="A number of processes, ray, or ray:N for N workers of a Ray cluster.")] = "1",
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="With --workers ray: the cluster; a local one if not given.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Encode again from the first clip that could not be encoded.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the whole store with its checksums after the run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
     """Encode a corpus into a feature store. Stopped at any moment, the same command goes on where it was."""
@@ -61,7 +62,7 @@ def encode(
     try:
         summary = encode_corpus(
             corpus, path, out, encoder=encoder, media=media, split=split, dtype=dtype, limit=limit,  # type: ignore[arg-type]
-            workers=workers, ray_address=ray, retry=retry, report=show,
+            workers=workers, ray_address=ray, retry=retry, verify=verify, report=show,
         )  # fmt: skip
     except KeyboardInterrupt:
         bar.stop()
@@ -82,6 +83,8 @@ def _text(summary: Summary) -> str:
         f"{summary.num_tokens} tokens, {summary.num_bytes / 1e6:.1f} MB, {summary.seconds:.1f} s",
         f"encoder  {summary.signature['encoder']}, {summary.signature['dim']} features in {summary.signature['dtype']}",
     ]
+    if summary.verified:
+        lines.append("verified  all of the store matches its checksums")
     for kind, number in summary.problems.items():
         lines.append(f"{kind} × {number}: see {Path(summary.store) / PROBLEMS}")
     if summary.corpus_problems:

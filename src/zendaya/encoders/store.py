@@ -3,11 +3,12 @@
 - `store.json`: format and signature; once the store is finished, the size and sha256 of every other file too.
 - `index.jsonl`: a line a clip, in the order of the corpus: where its tokens lie, or why there are none. Each line ends with a sum
   over all lines up to it, so that a torn or changed line is seen.
-- `tokens-00000.bin` …: the tokens and arrival times, appended and never changed.
+- `tokens-00000.bin` …: the tokens and arrival times. They are appended to; no byte that a reader may have mapped is ever changed or cut
+  off. Where committed clips are to go, a new file takes the name, and the old one lives on for those who have it open.
 - `problems.jsonl`: the clips that could not be encoded, and those whose source was odd.
 
 Tokens reach the disk before the lines that name them. So whenever a writer is stopped, by whatever, the lines that are whole are
-true; what lies past them is cut off on resuming, and the clips they do not name are encoded again, to the same bytes.
+true; what lies past them is left behind on resuming, and the clips they do not name are encoded again, to the same bytes.
 
 Shape suffixes: T tokens, E features of a token, G groups of features that share a scale.
 """
@@ -332,13 +333,15 @@ def file_digest(path: Path) -> str:
 class FeatureStore:
     """The tokens of a corpus, read from a store that is finished; safe to share between processes."""
 
-    def __init__(self, path: Path, signature: Signature, entries: list[Entry], files: dict[str, tuple[int, str]]) -> None:
+    def __init__(
+        self, path: Path, signature: Signature, entries: list[Entry], files: dict[str, tuple[int, str]], maps: list[mmap.mmap]
+    ) -> None:
         self.path, self.signature = path, signature
         self.entries = tuple(entries)
         """A line a clip of the corpus, in its order, those without tokens too."""
         self._files = files
         self._num_encoded = sum(entry.num_tokens > 0 for entry in entries)
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps = maps
         self._places = {entry.key: entry for entry in entries}
         self._splits: dict[str, list[str]] = {}
         for entry in entries:
@@ -369,7 +372,11 @@ class FeatureStore:
         ends = _shard_ends(entries, signature, str(folder / INDEX))
         if ends != [files[_shard_name(number)][0] for number in range(len(files) - 2)]:
             raise StoreError(f"{folder}: its index and its token files do not belong together; copy or encode again")
-        return cls(folder, signature, entries, files)
+        # All at once, and the header again after them: a writer that starts over gives the names of shards to other files.
+        maps = [_map(folder / _shard_name(number), size) for number, size in enumerate(ends)]
+        if _read_header(folder)[0] != header:
+            raise StoreError(f"{folder}: a zendaya encode began to write to it while it was opened; open it again when that is done")
+        return cls(folder, signature, entries, files, maps)
 
     def __reduce__(self) -> tuple[Callable[[Path], FeatureStore], tuple[Path]]:
         return FeatureStore.open, (self.path,)  # a map of memory is its process's own
@@ -412,32 +419,34 @@ class FeatureStore:
     def view(self, clip_id: str, split: str | None = None) -> View:
         """The tokens of a clip as they lie in the file: found at once, nothing copied."""
         entry = self.find(clip_id, split)
-        return _view(self._map(entry.shard), entry.offset, entry.num_tokens, self.signature.dim, self.signature.dtype)
+        return _view(self._maps[entry.shard], entry.offset, entry.num_tokens, self.signature.dim, self.signature.dtype)
 
     def verify(self) -> None:
         """Read everything and compare it with its checksums; the first damage is an error that names the clip it hit."""
         for entry in self:
             size = _layout(entry.num_tokens, self.signature.dim, self.signature.dtype)[2]
-            record = memoryview(self._map(entry.shard))[entry.offset : entry.offset + size]
+            record = memoryview(self._maps[entry.shard])[entry.offset : entry.offset + size]
             if hashlib.sha256(record).hexdigest() != entry.sha256:
                 where = self.path / _shard_name(entry.shard)
                 raise StoreError(f"{where}: checksum does not match at clip {entry.id!r}: it was damaged or changed; copy or encode again")
+        shards = {_shard_name(number): shard for number, shard in enumerate(self._maps)}
         for name, (_, sha256) in self._files.items():
-            if file_digest(self.path / name) != sha256:
+            try:  # the shards as they are mapped: others may have their names by now
+                found = hashlib.sha256(shards[name]).hexdigest() if name in shards else file_digest(self.path / name)
+            except OSError as error:
+                raise StoreError(f"{self.path / name}: cannot be read: {error.strerror or error}") from None
+            if found != sha256:
                 raise StoreError(f"{self.path / name}: checksum does not match: it was damaged or changed; copy or encode again")
 
-    def _map(self, shard: int) -> mmap.mmap:
-        if shard not in self._maps:
-            path = self.path / _shard_name(shard)
-            size = self._files[path.name][0]
-            try:
-                with path.open("rb") as file:
-                    if os.fstat(file.fileno()).st_size < size:  # a page past the end would kill the process
-                        raise StoreError(f"{path}: cut short since the store was opened; copy or encode again")
-                    self._maps[shard] = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-            except OSError as error:
-                raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from None
-        return self._maps[shard]
+
+def _map(path: Path, size: int) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < size:  # a page past the end would kill the process
+                raise StoreError(f"{path}: cut short while the store was opened; copy or encode again")
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _size(path: Path) -> int | None:
@@ -473,6 +482,8 @@ class StoreWriter:
         self._added: list[Entry] = []
         self._files: dict[str, int] = {}
         self._kept = self._place = _Place()
+        self._tail_is_ours = False
+        """Whether all that lies past the last commit was written by this writer, so that nobody has mapped it."""
         self._since = clock()
         with self._writing():
             if self.path.exists() and not self.path.is_dir():
@@ -552,7 +563,7 @@ class StoreWriter:
         self._since = self._clock()
 
     def cut(self, num_entries: int) -> None:
-        """Forget all clips but the first `num_entries`, so that the others are encoded again."""
+        """Forget all clips but the first `num_entries`, so that the others are encoded again; who has the store open keeps them."""
         with self._writing():
             self._commit()
             if num_entries >= self._place.num_entries:
@@ -602,13 +613,12 @@ class StoreWriter:
     def close(self) -> None:
         """Let go of the files and the lock; what was not committed is not kept."""
         self.close_files()
-        if LOCK in self._files:
-            os.close(self._files.pop(LOCK))
+        self._close(LOCK)
 
     def close_files(self) -> None:
         """Let go of the files, not of the lock."""
         for name in [name for name in self._files if name != LOCK]:
-            os.close(self._files.pop(name))
+            self._close(name)
 
     # What a store on disk is turned into on opening.
 
@@ -617,6 +627,7 @@ class StoreWriter:
         if foreign:
             raise StoreError(f"{self.path}: not empty, and no feature store: it holds {foreign[0]!r}; give a new or empty folder")
         _replace(self.path, HEADER, _header(self.signature, self.shard_bytes, None))
+        self._tail_is_ours = True
 
     def _resume(self) -> None:
         header, signature = _read_header(self.path)
@@ -636,11 +647,13 @@ class StoreWriter:
 
     def _restore(self, entries: list[Entry], index_end: int, total: str) -> None:
         """Go on after these entries: what lies past them on disk was never committed, or is not wanted any more."""
+        self._tail_is_ours = False
         ends = _shard_ends(entries, self.signature, str(self.path / INDEX))
         self._added = list(entries)
         self._place = self._kept = _Place(len(entries), len(ends), ends[-1] if ends else 0, index_end, total)
         if not self.finished:
             self._trim()
+        self._tail_is_ours = True
 
     def _unseal(self) -> None:
         if self.finished:
@@ -648,19 +661,41 @@ class StoreWriter:
             self.finished = False
 
     def _trim(self) -> None:
-        """Cut off what lies past the last commit: the index first, so that no line ever names what is not there."""
+        """Be rid of what lies past the last commit: the index first, so that no line ever names what is not there."""
         if (self.path / INDEX).exists() or self._kept.num_entries == 0:
-            os.ftruncate(self._open(INDEX), self._kept.index_end)
+            os.ftruncate(self._open(INDEX), self._kept.index_end)  # readers have it read, not mapped
             os.fsync(self._open(INDEX))
         for path in self.path.glob("tokens-*.bin"):
             if path.name >= _shard_name(self._kept.num_shards):
-                if path.name in self._files:
-                    os.close(self._files.pop(path.name))
-                path.unlink()
+                self._close(path.name)
+                path.unlink()  # a map of it stays valid
+        for path in self.path.glob(_new("tokens-*.bin")):
+            path.unlink()
         if self._kept.num_shards:
-            last = self._open(_shard_name(self._kept.num_shards - 1))
-            os.ftruncate(last, self._kept.shard_end)
-            os.fsync(last)
+            name = _shard_name(self._kept.num_shards - 1)
+            if not self._tail_is_ours and os.fstat(self._open(name)).st_size > self._kept.shard_end:
+                # What a stopped writer left may have been sealed before it was to go: a copy takes the name, the file stays as it is.
+                self._copy(name, self._kept.shard_end)
+            os.ftruncate(self._open(name), self._kept.shard_end)  # readers map what an index names, which this never did
+            os.fsync(self._open(name))
+
+    def _copy(self, name: str, size: int) -> None:
+        """Give the name of a shard to a new file of its first bytes; the old one is left to those who have it open."""
+        new = self.path / _new(name)
+        try:
+            done = 0
+            while part := os.pread(self._open(name), min(1 << 20, size - done), done):
+                _write(self._open(new.name), part, done)
+                done += len(part)
+            os.fsync(self._open(new.name))
+            os.replace(new, self.path / name)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        finally:
+            self._close(new.name)
+        self._close(name)
+        flush_folder(self.path)
 
     # Files.
 
@@ -678,6 +713,10 @@ class StoreWriter:
         if name not in self._files:
             self._files[name] = os.open(self.path / name, os.O_RDWR | os.O_CREAT, 0o666)
         return self._files[name]
+
+    def _close(self, name: str) -> None:
+        if name in self._files:
+            os.close(self._files.pop(name))
 
     def _sums(self, name: str) -> dict[str, Any]:
         return {"bytes": (self.path / name).stat().st_size, "sha256": file_digest(self.path / name)}
@@ -697,7 +736,7 @@ class StoreWriter:
             yield
         except OSError as error:
             kept = self._kept.num_entries
-            if not self.finished and LOCK in self._files:
+            if not self.finished and self._tail_is_ours:
                 self._place = self._kept
                 with contextlib.suppress(OSError):
                     self._trim()

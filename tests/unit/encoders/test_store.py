@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -318,6 +319,97 @@ def test_cutting_forgets_the_last_clips(tmp_path, made):
     assert contents(made) == contents(tmp_path / "short")
 
 
+def other_record(number):
+    """Another take of a clip, of the same length: what a store holds after its source was put right."""
+    made = tokens(number)
+    return len(made), pack(Tokens(made.values_TE + 1, made.arrival_s), "fp32")
+
+
+def rewrite(path, keep=3, numbers=12):
+    """All clips after the first few again, other ones."""
+    with StoreWriter(path, signature(), shard_bytes=2000) as writer:
+        writer.cut(keep)
+        for number in range(writer.num_entries, numbers):
+            writer.add(f"clip{number}", "train" if number % 2 else "test", *other_record(number))
+        writer.finish()
+
+
+def held(opened):
+    return {entry.id: opened.get(entry.id).values_TE for entry in opened}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 4, 7])
+def test_an_open_store_keeps_its_tokens_whatever_is_written_over_it(made, keep):
+    used, unused = FeatureStore.open(made), FeatureStore.open(made)
+    before = held(used)
+    views = [used.view(entry.id).values_TE for entry in used]
+    rewrite(made, keep)
+    assert same(held(used), before)
+    assert same(held(unused), before)  # though it had read no token before
+    assert all(np.array_equal(view, before[entry.id].numpy()) for view, entry in zip(views, used, strict=True))
+    assert torch.equal(FeatureStore.open(made).get("clip8").values_TE, tokens(8).values_TE + 1)
+
+
+def test_a_store_that_was_cut_and_written_again_is_the_one_of_an_undisturbed_run(tmp_path, made):
+    expected = contents(made)
+    with StoreWriter(made, signature()) as writer:
+        writer.cut(3)
+        writer.stop()
+    write(made)
+    assert contents(made) == expected
+
+
+def test_what_a_stopped_writer_left_is_not_cut_under_those_who_have_it_open(made):
+    """A writer that was killed after it had cut the index, before it came to the shards."""
+    opened = FeatureStore.open(made)
+    before = held(opened)
+    with StoreWriter(made, signature()) as writer:
+        writer._unseal()
+    lines = (made / "index.jsonl").read_bytes().splitlines(keepends=True)
+    (made / "index.jsonl").write_bytes(b"".join(lines[:3]))
+    rewrite(made)
+    assert same(held(opened), before)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 12])
+def test_a_store_that_is_written_to_while_it_is_opened_is_refused(made, monkeypatch, keep):
+    real = store._map
+
+    def late(path, size):
+        monkeypatch.setattr(store, "_map", real)  # the writer opens the store too
+        rewrite(made, keep, numbers=20)
+        return real(path, size)
+
+    monkeypatch.setattr(store, "_map", late)
+    with pytest.raises(StoreError, match=r"while (it|the store) was opened"):
+        FeatureStore.open(made)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), OSError(errno.ENOLCK, "No locks available")])
+def test_a_store_that_cannot_be_resumed_is_left_as_it_is(tmp_path, monkeypatch, error):
+    write(tmp_path / "s", finish=False, numbers=range(5))
+    with StoreWriter(tmp_path / "s", signature()) as writer:
+        writer.stop()
+    write(tmp_path / "s", finish=False)
+    before = contents(tmp_path / "s")
+
+    def fails(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        if error.errno == errno.ENOLCK:
+            patch.setattr("fcntl.flock", fails)
+        else:
+            patch.setattr(store, "_read_index", fails)
+        with pytest.raises(StoreError, match=error.strerror):
+            StoreWriter(tmp_path / "s", signature())
+    assert contents(tmp_path / "s") == before
+
+
 def test_clips_that_were_lost_from_the_index_are_written_again(tmp_path):
     """A damaged line of an unfinished store, and all after it, count for nothing; a damaged shard is refused."""
     with StoreWriter(tmp_path / "s", signature(), shard_bytes=2000) as writer:
@@ -374,6 +466,27 @@ def test_a_crash_at_any_call_of_the_system_loses_and_doubles_nothing(tmp_path, m
         write(path)
         assert contents(path) == expected, at
     assert at > 60  # a store of 12 clips takes that many calls
+
+
+@pytest.mark.parametrize("error", [Crash(), OSError(errno.ENOSPC, "No space left on device")], ids=["crash", "full disk"])
+def test_a_crash_while_clips_are_forgotten_hurts_neither_the_store_nor_those_who_have_it_open(tmp_path, made, monkeypatch, error):
+    rewrite(shutil.copytree(made, tmp_path / "expected"))
+    expected = contents(tmp_path / "expected")
+    before = held(FeatureStore.open(made))
+    for at in range(1, 1000):
+        path = shutil.copytree(made, tmp_path / f"s{at}")
+        opened = FeatureStore.open(path)
+        with monkeypatch.context() as patch:
+            calls = breaking(patch, at, error, once=isinstance(error, OSError))
+            with contextlib.suppress(Crash, StoreError):
+                rewrite(path)
+            if calls() < at:
+                break
+        assert same(held(opened), before), at
+        rewrite(path)
+        assert same(held(opened), before), at
+        assert contents(path) == expected, at
+    assert at > 20
 
 
 def test_a_full_disk_keeps_what_was_done(tmp_path, made, monkeypatch):
