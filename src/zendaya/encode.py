@@ -106,9 +106,11 @@ def encode_corpus(
         first.traits, encoder_digest=first.digest(), corpus=corpus, data_digest=reading.digest, split=split or "",
         dtype=dtype or ("fp32" if first.traits.ids else "fp16"),
     )  # fmt: skip
+    # Media that are missing are missed by the job itself, which knows where they should lie.
+    num_odd = sum(problem.kind != "missing-media" for problem in reading.problems)
     return encode_clips(
         clips, partial(spec.open, folder), out, signature, first=first, folder=folder, workers=workers, ray_address=ray_address,
-        retry=retry, verify=verify, report=report, corpus_problems=len(reading.problems),
+        retry=retry, verify=verify, report=report, corpus_problems=num_odd,
     )  # fmt: skip
 
 

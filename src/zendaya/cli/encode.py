@@ -71,10 +71,10 @@ def encode(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         bar.stop()
-    typer.echo(json.dumps(dataclasses.asdict(summary)) if as_json else _text(summary))
+    typer.echo(json.dumps(dataclasses.asdict(summary)) if as_json else _text(summary, path))
 
 
-def _text(summary: Summary) -> str:
+def _text(summary: Summary, path: Path) -> str:
     from zendaya.encoders.store import PROBLEMS
 
     before = f", {summary.num_resumed} of them before this run" if summary.num_resumed else ""
@@ -89,6 +89,6 @@ def _text(summary: Summary) -> str:
         lines.append(f"{kind} × {number}: see {Path(summary.store) / PROBLEMS}")
     if summary.corpus_problems:
         lines.append(
-            f"the published files have {summary.corpus_problems} problems: see zendaya corpora check {summary.signature['corpus']}"
+            f"the published files have {summary.corpus_problems} problems: see zendaya corpora check {summary.signature['corpus']} {path}"
         )
     return "\n".join(lines)
