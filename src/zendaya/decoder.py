@@ -84,7 +84,7 @@ class DecoderConfig:
 
 @dataclass
 class History:
-    """What a window inherits (METHOD §4): the text of the window before, and the source it was written from, padded per batch."""
+    """What a window inherits (method.md §4): the text of the window before, and the source it was written from, padded per batch."""
 
     ids_BH: Tensor
     lengths_B: Tensor
@@ -217,7 +217,7 @@ class TextLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token and position embedding, text layers, output projection tied to the embedding (METHOD §2)."""
+    """Token and position embedding, text layers, output projection tied to the embedding (method.md §2)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Decoder(nn.Module):
     def forward(self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, *, history: History | None = None) -> Tensor:
         """Logits of every row at once; row n reads `source[:horizons[n]]` and the rows before it.
 
-        With a history, its rows come first, read the window before and nothing else, and are not returned (METHOD §4).
+        With a history, its rows come first, read the window before and nothing else, and are not returned (method.md §4).
         """
         if source_BFE.shape[1] > self.config.max_source:
             raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {source_BFE.shape[1]}")

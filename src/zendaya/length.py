@@ -1,4 +1,4 @@
-"""Length heads: how many steps a decode will take, from source that may be read before it begins (METHOD §3).
+"""Length heads: how many steps a decode will take, from source that may be read before it begins (method.md §3).
 
 Shape suffixes as in decoder.py, and C length classes: class c is length c + 1.
 """

@@ -203,7 +203,7 @@ class Model(
     # Length.
 
     def length_logits(self, source_BTE: Tensor, lengths_B: Tensor, history: History | None = None) -> Tensor:
-        """Length logits from the first `lengths` source tokens: all of them for fix, the buffer B for inf (METHOD §3)."""
+        """Length logits from the first `lengths` source tokens: all of them for fix, the buffer B for inf (method.md §3)."""
         source_BTE = self.decoder.source_features(source_BTE)
         if isinstance(self.length, InfLength):
             if history is None:

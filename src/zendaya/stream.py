@@ -1,4 +1,4 @@
-"""The live runtime: source tokens go in as they arrive, append-only events come out (Algorithm 2, METHOD §4–5)."""
+"""The live runtime: source tokens go in as they arrive, append-only events come out (Algorithm 2, method.md §4–5)."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Session:
         return int(logits_V.argmax())
 
     def _next_window(self) -> bool:
-        """Move on once the whole window has arrived; its text becomes history, read from its own source (METHOD §4)."""
+        """Move on once the whole window has arrived; its text becomes history, read from its own source (method.md §4)."""
         if not self._has(self.window):
             return False
         window_TE = self._window_tokens()

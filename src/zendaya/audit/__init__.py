@@ -1,4 +1,4 @@
-"""The audit: does any output depend on input that has not arrived? (METHOD §7, Theorem 1, Corollary 1)
+"""The audit: does any output depend on input that has not arrived? (method.md §7, Theorem 1, Corollary 1)
 
 It takes a model as it is, trained or not, and replaces everything beyond a horizon by other values, by NaN, by nothing and by
 more; what was written up to that horizon must be identical, to the bit. Where a replacement changes the shape of a padded

@@ -1,4 +1,4 @@
-"""The audit from raw input on: no token, and no text, depends on samples or frames that had not arrived (METHOD §7).
+"""The audit from raw input on: no token, and no text, depends on samples or frames that had not arrived (method.md §7).
 
 Everything after a moment t is replaced, by anything, nothing, or more; every token that arrived by t, and every event written
 from those that had, must be the same, bit for bit.

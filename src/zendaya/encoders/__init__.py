@@ -48,7 +48,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Source tokens, and when each arrived: the end of the last raw sample or frame that was read to make it (METHOD §4)."""
+    """Source tokens, and when each arrived: the end of the last raw sample or frame that was read to make it (method.md §4)."""
 
     values_TE: Tensor
     arrival_s: FloatArray

@@ -46,7 +46,7 @@ COMMIT_S, COMMIT_BYTES = 1.0, 1 << 26
 ALIGN = 64
 """Records begin on a cache line."""
 GROUP = 32
-"""Features that share a scale in int8. One scale for a whole clip would be future information to its first token (METHOD §4); one for a
+"""Features that share a scale in int8. One scale for a whole clip would be future information to its first token (method.md §4); one for a
 token would leave nothing of the small features beside a large one."""
 
 Dtype = Literal["fp16", "int8", "fp32"]

@@ -110,7 +110,7 @@ def _from_transformers(name: str, **hub: Any) -> WhisperWeights:
 
 
 def load_encoder(weights: WhisperWeights) -> WhisperEncoder:
-    """transformers' Whisper encoder with these weights. It is bidirectional: a token knows the whole recording (METHOD §4)."""
+    """transformers' Whisper encoder with these weights. It is bidirectional: a token knows the whole recording (method.md §4)."""
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     _transformers()
