@@ -96,7 +96,7 @@ def encode_corpus(
     clips = clips[:limit]
     _check_kind(spec, corpus, clips)
     given = Path(path).expanduser()
-    folder = Path(media).expanduser() if media is not None else given if given.is_dir() else given.parent
+    folder = (Path(media).expanduser() if media is not None else given if given.is_dir() else given.parent).resolve()
     if not folder.is_dir():
         raise SourceError(f"{folder}: no such media folder; give the one that holds {clips[0].media or 'the files of the corpus'!r}")
     first = spec.open(folder, clips)

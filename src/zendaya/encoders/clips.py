@@ -173,8 +173,8 @@ def media_path(folder: Path, media: str, suffixes: Iterable[str] = ()) -> Path:
 
     A link inside the folder was put there by its owner, and is followed.
     """
-    base = os.path.normpath(folder)
-    path = Path(os.path.normpath(folder / media))
+    base = folder.resolve()  # not ".", to which anything is relative, "../x" too
+    path = Path(os.path.normpath(base / media))
     if not media or not path.is_relative_to(base):
         raise SourceError(f"{media!r} does not lie in the media folder: give the folder that holds it")
     return next((named for suffix in ("", *suffixes) if (named := path.parent / (path.name + suffix)).is_file()), path)

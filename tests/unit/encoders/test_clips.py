@@ -1,5 +1,7 @@
 """Clips cut out of recordings and videos."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import soundfile
@@ -62,10 +64,16 @@ def test_a_film_gives_what_arrives_in_a_clip_whatever_the_order():
     assert len(film.between(9.0, 10.0)) < 8  # not all that was ever made
 
 
-def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path):
-    for name in ("../x.wav", "/etc/passwd", ""):
-        with pytest.raises(SourceError, match="does not lie in the media folder"):
-            media_path(tmp_path, name)
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "outside.wav").touch()
+    (tmp_path / "inside" / "in.wav").touch()
+    monkeypatch.chdir(tmp_path / "inside")
+    for folder in (tmp_path / "inside", Path(), Path("../inside")):
+        for name in ("../outside.wav", "x/../../outside.wav", "/etc/passwd", ""):
+            with pytest.raises(SourceError, match="does not lie in the media folder"):
+                media_path(folder, name)
+        assert media_path(folder, "x/../in.wav").is_file()
 
 
 def test_a_folder_is_called_by_its_own_name(tmp_path):
