@@ -63,9 +63,7 @@ def run(console: Console) -> None:
     console.print(f"   [green]no leak[/] in the decoder: {found.probes} probes on {len(found.steps_tested)} paths")
     through = audit_to_text(source.encoder, source.raw, lambda: source.open(1.0), num_cuts=2)
     assert through.clean, str(through)
-    console.print(
-        f"   [green]no leak[/] from raw input to text: {through.num_compared} words compared after what followed them was replaced"
-    )
+    console.print(f"   [green]no leak[/] from raw input to text: {through.num_compared} written tokens compared under another future")
     planted = LEAKS["softmax"].audit(Model.from_preset("tiny"), cuts=2)
     console.print(f"   a leak planted on purpose is found: {planted.first}\n")
     console.print(
