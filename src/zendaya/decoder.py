@@ -242,6 +242,12 @@ class Decoder(nn.Module):
 
         With a history, its rows come first, read the window before and nothing else, and are not returned (method.md §4).
         """
+        x_BND, spoiled_BN = self.rows(ids_BN, source_BFE, horizons_BN, history=history)
+        return self.project(x_BND).masked_fill(spoiled_BN[..., None], torch.nan)
+
+    def rows(self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, *, history: History | None = None) -> tuple[Tensor, Tensor]:
+        """What `forward` projects to logits: the rows' last states, and which of them read something unreadable. A training projects
+        only the rows that have a target."""
         if source_BFE.shape[1] > self.config.max_source:
             raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {source_BFE.shape[1]}")
         memory_BMD, readable_BM = self._embed_source(source_BFE)
@@ -274,7 +280,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x_BND, overflowed_BN = _contain(layer(x_BND, attend_self, attend_cross))
             spoiled_BN = spoiled_BN | overflowed_BN
-        return self._logits(x_BND[:, num_history:]).masked_fill(_so_far(spoiled_BN)[:, num_history:, None], torch.nan)
+        return x_BND[:, num_history:], _so_far(spoiled_BN)[:, num_history:]
 
     def _licence(self, horizons_BN: Tensor, num_source: int, history: History | None) -> Tensor:
         """What each row may read of the memory: active rows `w_k[:Ω]` alone, history rows `w_{k−1}` alone."""
@@ -314,7 +320,7 @@ class Decoder(nn.Module):
             raise SourceError(f"the text is longer than the decoder's {self.config.max_rows} rows: got {int(positions.max()) + 1}")
         return self.dropout(self.tokens(ids_BN) + self.positions(positions))
 
-    def _logits(self, x_BND: Tensor) -> Tensor:
+    def project(self, x_BND: Tensor) -> Tensor:
         return functional.linear(self.norm(x_BND), self.tokens.weight)
 
     def _embed_source(self, source_BFE: Tensor) -> tuple[Tensor, Tensor]:
@@ -444,7 +450,7 @@ class Decoder(nn.Module):
 
             x_BND = layer(x_BND, attend_self, attend_cross)
         cache.num_rows += num_rows
-        return self._logits(x_BND[:, -1])
+        return self.project(x_BND[:, -1])
 
     @staticmethod
     def _cross_sliced(

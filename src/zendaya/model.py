@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -155,13 +156,15 @@ class Model(
     # Teacher-forced.
 
     def batch(
-        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule, *,
-        scale: int | None = None, histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
+        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule | Sequence[Schedule], *,
+        scale: int | Sequence[int] | None = None, steps: Sequence[int] | None = None,
+        histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
     ) -> Batch:  # fmt: skip
         """Pad clips together: `targets` are ids without the end, which is added; `histories` are (source, ids) of the window before.
 
-        `scale` is the schedule's source length: None takes each clip's own (the paper's protocol, `segment`), a number the
-        window width W (strictly causal, `window`), where a step reads min(Ω, F).
+        `schedule` is one for all or one a clip. `scale` is the schedule's source length: None takes each clip's own (the paper's
+        protocol, `segment`), a number the window width W (strictly causal, `window`), where a step reads min(Ω, F). `steps` are
+        the schedule's lengths (default: the true ones).
         """
         frame, prompt = self.config.framing, list(self.config.framing.prompt)
         texts = [[*target, frame.end] for target in targets]
@@ -170,9 +173,16 @@ class Model(
             raise SourceError(
                 f"a batch needs as many sources as targets, none of them empty: got {lengths} source tokens, {len(texts)} targets"
             )
-        steps = [len(text) for text in texts]
-        horizons = torch.from_numpy(schedule.horizons(lengths if scale is None else [scale] * len(steps), steps))
-        horizons_BN = torch.minimum(horizons, torch.tensor(lengths)[:, None])
+        schedules = [schedule] * len(texts) if isinstance(schedule, Schedule) else list(schedule)
+        scales = lengths if scale is None else [scale] * len(texts) if isinstance(scale, int) else list(scale)
+        paces = [len(text) for text in texts] if steps is None else list(steps)
+        if not len(schedules) == len(scales) == len(paces) == len(texts):
+            raise SourceError(
+                f"a batch of {len(texts)} needs as many schedules, scales and steps: got {len(schedules)}, {len(scales)} and {len(paces)}"
+            )
+        most = max(map(len, texts))
+        horizons = np.stack([s.horizons(f, n, num_steps=most) for s, f, n in zip(schedules, scales, paces, strict=True)])
+        horizons_BN = torch.minimum(torch.from_numpy(horizons), torch.tensor(lengths)[:, None])
         prompt_horizons = horizons_BN[:, :1].expand(-1, len(prompt) - 1)  # prompt rows read no more than step 1
         device = self.decoder.tokens.weight.device
         return Batch(
@@ -261,7 +271,7 @@ class Model(
         metadata = {"format": "pt", "zendaya_format": str(FORMAT), "config": json.dumps(self.config.to_dict())}
         if self.tokenizer is not None:
             metadata["tokenizer"] = self.tokenizer.to_json()
-        metadata["sha256"] = _digest(tensors, metadata)
+        metadata["sha256"] = digest(tensors, metadata)
         data = safetensors.torch.save(tensors, metadata)
 
         def drop_copies() -> None:
@@ -336,7 +346,7 @@ def _pad(rows: list[Tensor], value: float) -> Tensor:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """SHA-256 over every name, type, shape and byte of the weights, and the metadata beside them."""
     digest = hashlib.sha256()
     for key in sorted(metadata.keys() - {"sha256"}):
@@ -358,6 +368,11 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 f"{folder}: holds a pickle ({pickles[0]}), which can run code when read; only {WEIGHTS} is read: convert it"
             )
         raise CheckpointError(f"{folder}: not a checkpoint: expected {WEIGHTS} in it")
+    return read_checkpoint(path)
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file this library wrote, its checksum verified."""
     try:
         data = path.read_bytes()
         if data[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
@@ -377,7 +392,7 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(
             f"{path}: expected a checkpoint of this library, format {FORMAT}: got {metadata.get('zendaya_format', 'another file')}"
         )
-    if _digest(tensors, metadata) != metadata["sha256"]:
+    if digest(tensors, metadata) != metadata["sha256"]:
         raise CheckpointError(
             f"{path}: checksum does not match: the file was damaged or changed after it was saved; fetch or save it again"
         )

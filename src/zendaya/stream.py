@@ -116,7 +116,9 @@ class Session:
             buffer = self.window if config.length == "fix" else self.schedule.buffer(self.window, config.max_steps)
             if not self._has(buffer):
                 return False
-            self._steps = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
+            predicted = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
+            # The head counts for windows of the config's width; another width holds that much more or less at the same pace.
+            self._steps = max(1, min(config.max_steps, round(predicted * self.window / config.window)))
         self._horizons = self.schedule.horizons(self.window, self._steps, num_steps=self._max_steps).tolist()
         return True
 

@@ -1,0 +1,1 @@
+"""Training: tasks, and the loop that trains them."""
