@@ -163,8 +163,8 @@ class Model(
         """Pad clips together: `targets` are ids without the end, which is added; `histories` are (source, ids) of the window before.
 
         `schedule` is one for all or one a clip. `scale` is the schedule's source length: None takes each clip's own (the paper's
-        protocol, `segment`), a number the window width W (strictly causal, `window`), where a step reads min(Ω, F). `steps` are
-        the schedule's lengths (default: the true ones).
+        protocol, `segment`), a number the window width W (strictly causal, `window`), where a step reads min(Ω, F). `steps` stands
+        for the predicted lengths N̂; the true ones if not given.
         """
         frame, prompt = self.config.framing, list(self.config.framing.prompt)
         texts = [[*target, frame.end] for target in targets]
@@ -173,16 +173,9 @@ class Model(
             raise SourceError(
                 f"a batch needs as many sources as targets, none of them empty: got {lengths} source tokens, {len(texts)} targets"
             )
-        schedules = [schedule] * len(texts) if isinstance(schedule, Schedule) else list(schedule)
-        scales = lengths if scale is None else [scale] * len(texts) if isinstance(scale, int) else list(scale)
-        paces = [len(text) for text in texts] if steps is None else list(steps)
-        if not len(schedules) == len(scales) == len(paces) == len(texts):
-            raise SourceError(
-                f"a batch of {len(texts)} needs as many schedules, scales and steps: got {len(schedules)}, {len(scales)} and {len(paces)}"
-            )
-        most = max(map(len, texts))
-        horizons = np.stack([s.horizons(f, n, num_steps=most) for s, f, n in zip(schedules, scales, paces, strict=True)])
-        horizons_BN = torch.minimum(torch.from_numpy(horizons), torch.tensor(lengths)[:, None])
+        scales = lengths if scale is None else [scale] * len(texts) if isinstance(scale, int) else scale
+        horizons_BN = _horizons(schedule, scales, [len(text) for text in texts] if steps is None else steps, max(map(len, texts)))
+        horizons_BN = torch.minimum(horizons_BN, torch.tensor(lengths)[:, None])
         prompt_horizons = horizons_BN[:, :1].expand(-1, len(prompt) - 1)  # prompt rows read no more than step 1
         device = self.decoder.tokens.weight.device
         return Batch(
@@ -219,7 +212,8 @@ class Model(
             if history is None:
                 history = self._history([None] * source_BTE.shape[0])
             text_BHD = self.decoder.tokens(history.ids_BH)
-            logits: Tensor = self.length(source_BTE, lengths_B, history.source_BGE, history.source_lengths_B, text_BHD, history.lengths_B)
+            previous_BGE = self.decoder.source_features(history.source_BGE)
+            logits: Tensor = self.length(source_BTE, lengths_B, previous_BGE, history.source_lengths_B, text_BHD, history.lengths_B)
         elif isinstance(self.length, FixLength):
             logits = self.length(pool(source_BTE, lengths_B))
         else:
@@ -340,6 +334,14 @@ class Model(
             raise CheckpointError(f"{path}: {broken[0]} holds numbers that are not finite: the training that made it had failed")
         model.load_state_dict(tensors, assign=True)
         return model
+
+
+def _horizons(schedule: Schedule | Sequence[Schedule], scales: Sequence[int], steps: Sequence[int], num_steps: int) -> Tensor:
+    """Ω of every clip for `num_steps` steps; past a clip's own end it stays where it is."""
+    if isinstance(schedule, Schedule):
+        return torch.from_numpy(schedule.horizons(scales, steps, num_steps=num_steps))
+    rows = [each.horizons(scale, n, num_steps=num_steps) for each, scale, n in zip(schedule, scales, steps, strict=True)]
+    return torch.from_numpy(np.stack(rows))
 
 
 def _pad(rows: list[Tensor], value: float) -> Tensor:

@@ -28,7 +28,7 @@ ROOMS = [
     "engine",
     "policies",
     "stream",
-    "train",
+    "training",
     "evaluate",
     "audit",
     "recipes",

@@ -32,7 +32,7 @@ from zendaya.model import Model, ModelConfig
 from zendaya.pretrained import whisper_decoder
 from zendaya.records import Clip
 from zendaya.schedule import PowerLaw, Schedule, WaitK
-from zendaya.train.labels import Label, label, read_labels, write_labels
+from zendaya.training.labels import Label, label, read_labels, write_labels
 
 TOKENS_PER_S = SAMPLE_RATE / TOKEN
 LATE_S = 0.1

@@ -1,1 +1,0 @@
-"""Training: tasks, and the loop that trains them."""

@@ -1,0 +1,265 @@
+"""Training: a corpus through stored features, under a schedule or the whole dial, to a checkpoint.
+
+corpus → encoder (stored features) → batch → schedule as mask → decoder → loss → checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import zendaya
+from zendaya import corpora
+from zendaya.atomic import write_atomically
+from zendaya.encode import Progress as EncodeProgress
+from zendaya.encode import encode_corpus
+from zendaya.encoders.clips import Spec
+from zendaya.encoders.store import FeatureStore
+from zendaya.errors import ConfigError, CorpusError
+from zendaya.model import Model, ModelConfig
+from zendaya.records import Clip
+from zendaya.schedule import Schedule, WaitK
+from zendaya.text import Tokenizer
+from zendaya.training.decoding import DecodingTask, Example, TaskConfig, Window, standardise
+from zendaya.training.dial import Dial, parse_training_schedule
+from zendaya.training.loop import HISTORY, TRAIN, VALID, LoopConfig, Result, Shown, run
+from zendaya.training.state import STATE
+
+RECIPE = "recipe.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole training run but its data: what a recipe returns."""
+
+    name: str
+    corpus: str
+    folder: str
+    """Where the corpus lies under the folder of all data."""
+    encoder: str
+    """As `zendaya encode` takes it; `text` alone trains the tokenizer of the source too."""
+    model: ModelConfig
+    schedule: Schedule | Dial
+    form: Literal["fix", "inf"] = "fix"
+    """fix: each clip alone (Algorithm 1). inf: after the clip before it in its stream (Sec. 3.1)."""
+    scale: Literal["segment", "window"] = "segment"
+    vocab_size: int = 8000
+    lower: bool = False
+    """Learn lower-case text without punctuation, as captions are scored."""
+    splits: tuple[str, str] = ("train", "valid")
+    length_weight: float = 0.1
+    label_smoothing: float = 0.0
+    source_noise: float = 0.0
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.form not in ("fix", "inf") or self.scale not in ("segment", "window"):
+            raise ConfigError(f"recipe {self.name}: form is fix or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
+
+    def with_schedule(self, schedule: Schedule | Dial) -> TrainConfig:
+        """The same run under another schedule; wait-k predicts no length, so it has no head (Sec. 5.1)."""
+        length = "none" if isinstance(schedule, WaitK) else self.form
+        model = dataclasses.replace(self.model, length=length, history=self.form == "inf")
+        return dataclasses.replace(self, schedule=schedule, model=model)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            field.name: value if isinstance(value := getattr(self, field.name), str | int | float | bool) else _plain(value)
+            for field in dataclasses.fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = RECIPE) -> TrainConfig:
+        """The config that `to_dict` gave; an unknown, missing or ill-typed field is a ConfigError."""
+        try:
+            fields = dict(data)
+            fields["model"] = ModelConfig.from_dict(fields["model"], where)
+            fields["schedule"] = parse_training_schedule(fields["schedule"])
+            fields["loop"] = LoopConfig(**{**fields.get("loop", {}), "betas": tuple(fields.get("loop", {}).get("betas", (0.9, 0.98)))})
+            fields["splits"] = tuple(fields.get("splits", ("train", "valid")))
+            return cls(**fields)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{where}: not a recipe of this version: {error}") from None
+
+
+def train(
+    config: TrainConfig, *, data: str | Path, out: str | Path, store: str | Path | None = None, resume: bool = False,
+    report: Callable[[Shown], None] = lambda _: None, encoding: Callable[[EncodeProgress], None] | None = None, limit: int | None = None,
+) -> Result:  # fmt: skip
+    """Run a recipe on the corpus in `data`; `out` holds best/ and last/ (checkpoints), history.jsonl, tensorboard/ and the run's state.
+
+    `store` is where features are kept, and found again by other runs of the same corpus and encoder (default: `out`/features);
+    `limit` takes the first examples only. A run that was stopped or killed goes on with `resume`, to the same weights.
+    """
+    folder = Path(out)
+    reading = corpora.read(config.corpus, data)
+    features = _features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
+    tokenizer = _tokenizer(config, reading.usable)
+    examples, left_out = _examples(config, reading, features, tokenizer, limit)
+    stride = _stride(examples[TRAIN])
+    schedule = config.schedule
+    if isinstance(schedule, WaitK) and schedule.stride == 1.0:
+        schedule = WaitK(schedule.k, stride)
+    model = _model(config, features, tokenizer)
+    standardise(model, features, [example.window for example in examples[TRAIN]])
+    signature = {
+        "version": zendaya.__version__, "recipe": config.to_dict(), "schedule": str(schedule), "data_digest": reading.digest,
+        "encoder": features.signature.encoder, "encoder_digest": features.signature.encoder_digest, "limit": limit,
+        "examples": {split: len(each) for split, each in examples.items()}, "left_out": left_out, "rho": stride,
+        "parameters": model.num_parameters,
+    }  # fmt: skip
+    _begin(folder, signature, resume)
+    task = DecodingTask(
+        model, features, examples,
+        TaskConfig(
+            schedule=schedule, stride=stride, scale=config.model.window if config.scale == "window" else None,
+            length_weight=config.length_weight, label_smoothing=config.label_smoothing, source_noise=config.source_noise,
+        ),
+    )  # fmt: skip
+    return run(task, config.loop, folder, resume=resume, report=report)
+
+
+def learned_text(text: str, lower: bool) -> str:
+    """A reference as it is learned."""
+    text = " ".join(text.split())
+    return re.sub(r"[^\w\s']", "", text.lower()).strip() if lower else text
+
+
+def _features(
+    config: TrainConfig, data: Path, folder: Path, data_digest: str, report: Callable[[EncodeProgress], None] | None
+) -> FeatureStore:
+    """The store of the recipe's encoder, encoded now if it is not there."""
+    encoder = config.encoder
+    if encoder == "text":
+        encoder = f"text:{_source_tokenizer(config, data, folder)}"
+    if not (folder / "store.json").exists() or json.loads((folder / "store.json").read_bytes()).get("finished") is not True:
+        encode_corpus(config.corpus, data, folder, encoder=encoder, report=report)
+    store = FeatureStore.open(folder, corpus=config.corpus)
+    if store.signature.data_digest != data_digest:
+        raise ConfigError(
+            f"{folder}: features of other data (digest {store.signature.data_digest[:12]}, the corpus has {data_digest[:12]})"
+        )
+    name, wanted = store.signature.encoder.split()[0], Spec.parse(encoder).name
+    if name != wanted and not (wanted == "c3d" and name == "features"):
+        raise ConfigError(
+            f"{folder}: features of encoder {store.signature.encoder!r}: the recipe needs {config.encoder!r}; give another --store"
+        )
+    return store
+
+
+def _source_tokenizer(config: TrainConfig, data: Path, folder: Path) -> Path:
+    """The file of the source tokenizer beside the store, trained if it is not there."""
+    path = folder.parent / f"{folder.name}.{SOURCE_TOKENIZER}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sentences = [clip.source for clip in corpora.read(config.corpus, data).usable if clip.split == config.splits[0]]
+        write_atomically(path, Tokenizer.train(sentences, config.vocab_size).to_json().encode())
+    return path
+
+
+def _tokenizer(config: TrainConfig, clips: Iterable[Clip]) -> Tokenizer:
+    texts = [learned_text(text, config.lower) for clip in clips if clip.split == config.splits[0] for text in clip.references]
+    if not texts:
+        raise CorpusError(f"{config.corpus}: no clip with text in its split {config.splits[0]!r}")
+    return Tokenizer.train(texts, config.vocab_size)
+
+
+def _model(config: TrainConfig, store: FeatureStore, tokenizer: Tokenizer) -> Model:
+    decoder = config.model.decoder
+    if store.signature.dim != decoder.source_dim:
+        raise ConfigError(f"{store.path}: tokens of {store.signature.dim} features: the recipe's model reads {decoder.source_dim}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.loop.seed)
+        return Model(config.model, tokenizer)
+
+
+def _examples(
+    config: TrainConfig, reading: corpora.Reading, store: FeatureStore, tokenizer: Tokenizer, limit: int | None
+) -> tuple[dict[str, Sequence[Example]], dict[str, int]]:
+    """The examples of both splits, and how many were left out because their source or text does not fit the model."""
+    before = {(after.split, after.id): clip for clip, after in reading.pairs} if config.form == "inf" else {}
+    longest_source, longest_text = config.model.decoder.max_source, config.model.max_steps - 1
+    lengths = {(entry.split, entry.id): entry.num_tokens for entry in store}
+    encoded: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+
+    def texts(clip: Clip) -> list[tuple[int, ...]]:
+        key = (clip.split, clip.id)
+        if key not in encoded:
+            encoded[key] = [tuple(tokenizer.encode(learned_text(text, config.lower))) for text in clip.references]
+        return encoded[key]
+
+    examples: dict[str, Sequence[Example]] = {}
+    left_out: dict[str, int] = {}
+    for split, name in zip((TRAIN, VALID), config.splits, strict=True):
+        found: list[Example] = []
+        left_out[split] = 0
+        for clip in reading.usable:
+            if clip.split != name:
+                continue
+            key = (clip.split, clip.id)
+            num_source = lengths.get(key, 0)
+            previous = before.get(key)
+            history = None
+            if previous is not None and 0 < lengths.get((previous.split, previous.id), 0) <= longest_source:
+                history = Window(previous.split, previous.id, lengths[previous.split, previous.id], texts(previous)[0][:longest_text])
+            for ids in texts(clip):
+                if 1 <= len(ids) <= longest_text and 1 <= num_source <= longest_source:
+                    found.append(Example(Window(clip.split, clip.id, num_source, ids), history))
+                else:
+                    left_out[split] += 1
+        if not found:
+            raise CorpusError(f"{config.corpus}: no example in split {name!r} fits the recipe's model; its features may be of another rate")
+        examples[split] = found[:limit]
+    return examples, left_out
+
+
+def _stride(examples: Sequence[Example]) -> float:
+    """ρ = mean F / mean N, to three digits: a stride that can be said."""
+    source = sum(example.window.num_source for example in examples)
+    return round(source / sum(len(example.window.ids) + 1 for example in examples), 3)
+
+
+def _begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
+    """A folder of its own for a new run; for one that goes on, the folder of the same run."""
+    path = folder / RECIPE
+    signature = json.loads(json.dumps(signature))
+    if resume and path.exists():
+        saved = json.loads(path.read_bytes())
+        if different := _difference(saved, signature):
+            raise ConfigError(
+                f"{folder}: holds another run: {different}; resume with the settings it was begun with, or give another --out"
+            )
+        return
+    if not resume and ((folder / STATE).exists() or (folder / HISTORY).exists()):
+        raise ConfigError(f"{folder}: already holds a run; go on with --resume, or give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(signature, indent=2).encode() + b"\n")
+
+
+def _difference(saved: dict[str, Any], wanted: dict[str, Any], where: str = "") -> str | None:
+    for key in sorted(saved.keys() | wanted.keys()):
+        left, right = saved.get(key), wanted.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            if found := _difference(left, right, f"{where}{key}."):
+                return found
+        elif left != right:
+            return f"{where}{key} was {left!r}, now {right!r}"
+    return None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, ModelConfig):
+        return value.to_dict()
+    if isinstance(value, Schedule | Dial):
+        return str(value)
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value

@@ -1,0 +1,161 @@
+"""The decoder's task: teacher-forced text under each instance's horizons, and the length head beside it (Algorithm 1, Sec. 3.1).
+
+Shape suffixes as in decoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from zendaya.encoders.store import FeatureStore
+from zendaya.errors import ConfigError
+from zendaya.model import Batch, Model
+from zendaya.schedule import Schedule
+from zendaya.training.dial import Dial
+
+IGNORED = -100
+"""Target of a row that is not learned: padding, and the rows of a history."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The source of a clip by its place in a store, and its text as ids without the end."""
+
+    split: str
+    clip: str
+    num_source: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One window to learn, after the one before it (inf) or alone (fix)."""
+
+    window: Window
+    before: Window | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What a decoder learns of its examples."""
+
+    schedule: Schedule | Dial
+    stride: float
+    """ρ = mean F / mean N of the training split: the stride of wait-k."""
+    scale: int | None = None
+    """The schedule's source length: each clip's own (the paper's protocol, `segment`), or W (`window`)."""
+    length_weight: float = 0.1
+    label_smoothing: float = 0.0
+    source_noise: float = 0.0
+    """Share of source tokens that are zeroed in training."""
+
+
+@dataclass
+class Lesson:
+    """A batch, and what the length head reads and should say of it."""
+
+    batch: Batch
+    buffers_B: Tensor
+    """Source tokens the length head may read."""
+    steps_B: Tensor
+
+
+class DecodingTask:
+    """Teacher-forced decoding as a task of the loop."""
+
+    def __init__(self, model: Model, store: FeatureStore, examples: dict[str, Sequence[Example]], config: TaskConfig) -> None:
+        self.model, self.store, self.examples, self.config = model, store, examples, config
+        self.module: nn.Module = _Teacher(model, config.label_smoothing)
+        self.weights = {"nll": 1.0} | ({"length": config.length_weight} if model.length is not None else {})
+
+    def sizes(self, split: str) -> list[tuple[int, int]]:
+        return [
+            (
+                example.window.num_source + (example.before.num_source if example.before else 0),
+                len(example.window.ids) + 1 + (len(example.before.ids) + 1 if example.before else 0),
+            )
+            for example in self.examples[split]
+        ]
+
+    def counts(self, split: str, indices: list[int]) -> dict[str, int]:
+        examples = self.examples[split]
+        counts = {"nll": sum(len(examples[index].window.ids) + 1 for index in indices)}
+        return counts | ({"length": len(indices)} if "length" in self.weights else {})
+
+    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Lesson:
+        examples = [self.examples[split][index] for index in indices]
+        model, config = self.model, self.config
+        schedules = [self._schedule(example.window, rng) for example in examples]
+        histories = [None if e.before is None else (self._source(e.before), e.before.ids) for e in examples]
+        sources = [self._source(example.window) for example in examples]
+        if split == "train" and config.source_noise:
+            sources = [
+                source.masked_fill(torch.from_numpy(rng.random((source.shape[0], 1)) < config.source_noise), 0.0) for source in sources
+            ]
+        batch = model.batch(
+            sources, [example.window.ids for example in examples], schedules, scale=config.scale,
+            histories=histories if model.config.history else None,
+        )  # fmt: skip
+        numbers = [source.shape[0] for source in sources]
+        if model.config.length == "inf":
+            numbers = [min(n, s.buffer(model.config.window, model.config.max_steps)) for n, s in zip(numbers, schedules, strict=True)]
+        steps_B = torch.tensor([len(example.window.ids) + 1 for example in examples])
+        device = batch.ids_BN.device
+        return Lesson(batch, torch.tensor(numbers, device=device), steps_B.to(device))
+
+    def save(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+
+    def _schedule(self, window: Window, rng: np.random.Generator) -> Schedule:
+        schedule = self.config.schedule
+        if isinstance(schedule, Dial):
+            return schedule.draw(rng, source=self.config.scale or window.num_source, stride=self.config.stride)
+        return schedule
+
+    def _source(self, window: Window) -> Tensor:
+        return self.store.get(window.clip, window.split).values_TE
+
+
+class _Teacher(nn.Module):
+    """Sums of the losses of a batch."""
+
+    def __init__(self, model: Model, label_smoothing: float) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+
+    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+        batch = lesson.batch
+        logits_BNV = self.model(batch)
+        smoothing = self.label_smoothing if self.training else 0.0
+        sums = {
+            "nll": functional.cross_entropy(
+                logits_BNV.flatten(0, 1), batch.targets_BN.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+            )
+        }
+        if self.model.length is not None:
+            logits_BC = self.model.length_logits(batch.source_BFE, lesson.buffers_B, batch.history)
+            sums["length"] = functional.cross_entropy(logits_BC, lesson.steps_B - 1, reduction="sum")
+        return sums
+
+
+def standardise(model: Model, store: FeatureStore, windows: Sequence[Window], *, most: int = 500) -> None:
+    """Fold the mean and size of the training features into the source projection, so that it begins with inputs of size 1."""
+    projection = model.decoder.source_projection
+    if projection is None:
+        return
+    chosen = windows[:: max(1, len(windows) // most)]
+    rows_TE = torch.cat([store.get(window.clip, window.split).values_TE for window in chosen]).double()
+    mean_E = rows_TE.mean(0)
+    size = float((rows_TE - mean_E).square().mean().sqrt())
+    if not 0 < size < float("inf"):
+        raise ConfigError(f"{store.path}: the training features do not vary, or are not finite: size {size}; check the encoder")
+    with torch.no_grad():
+        projection.weight.div_(size)
+        projection.bias.sub_((projection.weight.double() @ mean_E).float())

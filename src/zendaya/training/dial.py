@@ -1,0 +1,64 @@
+"""The dial as a distribution: each training instance draws its own schedule, so that one checkpoint serves every setting."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from zendaya.errors import ScheduleError
+from zendaya.schedule import PowerLaw, Schedule, WaitK, parse_schedule
+
+STEP = 20
+"""Drawn γ are multiples of 1/20."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """γ = 0 with probability `offline`, wait-k with probability `wait_k`, else γ uniform over 0.05, 0.10 … `top`.
+
+    k is uniform over 1 … half the source, at the stride of the corpus.
+    """
+
+    top: float = 1.5
+    offline: float = 0.2
+    wait_k: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1.0 < self.top <= 10 or min(self.offline, self.wait_k) < 0 or self.offline + self.wait_k >= 1:
+            raise ScheduleError(f"a dial goes from 0 past 1, with probabilities that leave some for γ between: got {self}")
+
+    def draw(self, rng: np.random.Generator, *, source: int, stride: float) -> Schedule:
+        """The schedule of one instance of `source` tokens."""
+        kind = rng.random()
+        if kind < self.offline:
+            return PowerLaw(0.0)
+        if kind < self.offline + self.wait_k:
+            return WaitK(int(rng.integers(1, max(1, source // 2) + 1)), stride)
+        return PowerLaw(int(rng.integers(1, round(self.top * STEP) + 1)) / STEP)
+
+    @property
+    def needs_length(self) -> bool:
+        """Always: most of the dial does."""
+        return True
+
+    def __str__(self) -> str:
+        return "dial" + (f"={self.top:g}" if self.top != 1.5 else "") + (f"+wait-k={self.wait_k:g}" if self.wait_k else "")
+
+
+def parse_training_schedule(text: str) -> Schedule | Dial:
+    """What `--schedule` names: `dial` (γ to 1.5), `dial=2`, `dial+wait-k` (a fifth of the instances wait-k), or any one schedule.
+
+    >>> parse_training_schedule("dial+wait-k")
+    Dial(top=1.5, offline=0.2, wait_k=0.2)
+    >>> parse_training_schedule("0.3")
+    PowerLaw(gamma=0.3, rounding='ceil')
+    """
+    compact = text.replace(" ", "").lower()
+    if match := re.fullmatch(r"dial(?:=([0-9.]+))?(\+wait-?k(?:=([0-9.]+))?)?", compact):
+        try:
+            return Dial(top=float(match[1] or 1.5), wait_k=(float(match[3] or 0.2) if match[2] else 0.0))
+        except ValueError:
+            raise ScheduleError(f"not a dial: {text!r}; expected dial, dial=2, dial+wait-k or dial+wait-k=0.3") from None
+    return parse_schedule(text)

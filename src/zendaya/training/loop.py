@@ -1,0 +1,384 @@
+"""The loop: any task, optimised to a schedule, watched, stopped and resumed without a trace.
+
+A run is a function of its task, config and seed. Every random number (batch order, schedules drawn, dropout) comes from a generator
+seeded by (seed, place in the run), so that a run that was killed goes on to the same bits, and two processes that share the
+micro-batches of a step compute what one would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zendaya.errors import ConfigError, MissingExtraError, ZendayaError
+from zendaya.training import state
+from zendaya.training.buckets import plan
+from zendaya.training.state import STATE, Progress
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+HISTORY, BEST, LAST, TENSORBOARD = "history.jsonl", "best", "last", "tensorboard"
+TRAIN, VALID = "train", "valid"
+_ORDER, _DRAW, _VALID = range(3)
+"""What a random generator is for; part of its seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How a task is optimised; the defaults are the paper's (Sec. 5.1) where it says."""
+
+    epochs: int = 40
+    batch_tokens: int = 8192
+    """Padded source tokens and text rows of a micro-batch."""
+    accumulate: int = 1
+    """Micro-batches of an optimiser step, over all processes together."""
+    learning_rate: float = 2e-4
+    final_learning_rate: float = 0.0
+    warmup_steps: int = 500
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    patience: int = 5
+    """Epochs without a better validation loss before the run ends."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
+    """auto: bf16-mixed on a GPU that has it, else 32-true."""
+    seed: int = 0
+    save_every_s: float = 120.0
+    """Seconds between saved states inside an epoch; an epoch's end always saves."""
+    log_every: int = 50
+    """Optimiser steps between lines of history inside an epoch."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_tokens", "accumulate", "patience", "log_every"):
+            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"training config: {name} must be a whole number, at least 1: got {value!r}")
+        for name in ("learning_rate", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"training config: {name} must be above 0: got {getattr(self, name)!r}")
+        if not 0 <= self.final_learning_rate <= self.learning_rate:
+            raise ConfigError(f"training config: final_learning_rate must lie in 0 … {self.learning_rate}: got {self.final_learning_rate}")
+        if self.warmup_steps < 0 or self.weight_decay < 0 or self.save_every_s < 0 or self.seed < 0:
+            raise ConfigError(f"training config: warmup_steps, weight_decay, save_every_s and seed must be at least 0: got {self}")
+        if self.precision not in ("auto", "32-true", "bf16-mixed", "16-mixed"):
+            raise ConfigError(f"training config: precision must be auto, 32-true, bf16-mixed or 16-mixed: got {self.precision!r}")
+
+
+class Task(Protocol):
+    """What is trained: examples by index, and the sums whose weighted means are the loss."""
+
+    module: nn.Module
+    """`module(batch)` gives named sums; its parameters with `requires_grad` are trained."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """loss = Σ weights[k] · sums[k] / counts[k], over the whole of an optimiser step."""
+
+    def sizes(self, split: str) -> list[tuple[int, int]]:
+        """Source tokens and text rows of each example of `train` or `valid`."""
+
+    def counts(self, split: str, indices: list[int]) -> dict[str, int]:
+        """How many things each sum is over."""
+
+    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Any:
+        """A batch for the module; every draw is from `rng`."""
+
+    def save(self, folder: Path) -> None:
+        """Write what users load."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How far a run is, for a progress bar."""
+
+    epoch: int
+    epochs: int
+    done: int
+    total: int
+    """Optimiser steps of the run if it is not stopped early, estimated from this epoch's."""
+    loss: float
+    best: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to."""
+
+    folder: Path
+    epochs: int
+    steps: int
+    best_loss: float
+    best_epoch: int
+    seconds: float
+    interrupted: bool
+    """Whether it was asked to stop; the same call with `resume` goes on."""
+
+
+def learning_rate(config: LoopConfig, step: int, progress: float) -> float:
+    """Linear warm-up, then a cosine over the share of the run that is over.
+
+    >>> config = LoopConfig(learning_rate=1.0, warmup_steps=10)
+    >>> [round(learning_rate(config, step, share), 2) for step, share in ((0, 0.0), (4, 0.0), (50, 0.5), (99, 1.0))]
+    [0.1, 0.5, 0.5, 0.0]
+    """
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    rate = config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * cosine
+    return rate * min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else rate
+
+
+def run(task: Task, config: LoopConfig, out: Path, *, resume: bool = False, report: Callable[[Shown], None] = lambda _: None) -> Result:
+    """Train until the last epoch, the end of patience, or a signal to stop; everything of note lands in `out`."""
+    fabric = _fabric(config)
+    loop = _Loop(task, config, out, fabric, report)
+    if resume:
+        loop.restore()
+    with _stop_on_signals() as stopped:
+        return loop.go(stopped)
+
+
+class _Loop:
+    def __init__(self, task: Task, config: LoopConfig, out: Path, fabric: Fabric, report: Callable[[Shown], None]) -> None:
+        self.task, self.config, self.out, self.fabric, self.report = task, config, out, fabric, report
+        if config.accumulate % fabric.world_size:
+            raise ConfigError(
+                f"{fabric.world_size} processes share the micro-batches of a step: accumulate must be a multiple of that: "
+                f"got {config.accumulate}"
+            )
+        trained = [parameter for parameter in task.module.parameters() if parameter.requires_grad]
+        matrices = [parameter for parameter in trained if parameter.ndim > 1]
+        others = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms do not decay
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=fabric.device.type in ("cpu", "cuda"))
+        self.module, self.optimiser = fabric.setup(task.module, optimiser)
+        self._plain = optimiser
+        self.progress = Progress()
+        self.board: Any = None
+        valid_rng = _rng(config.seed, _VALID, 0)
+        self.valid_batches = plan(task.sizes(VALID), config.batch_tokens, valid_rng)
+
+    def restore(self) -> None:
+        """Go back to the last saved state; a run that was killed before its first begins again."""
+        if (self.out / STATE).exists():
+            self.progress = state.load(self.out / STATE, self.task.module, self._plain)
+        if self.fabric.is_global_zero and (self.out / HISTORY).exists():
+            os.truncate(self.out / HISTORY, self.progress.history_bytes)
+
+    def go(self, stopped: threading.Event) -> Result:
+        progress, config = self.progress, self.config
+        begun, saved_at = time.monotonic() - progress.seconds, time.monotonic()
+        if self.fabric.is_global_zero:
+            self.board = _tensorboard(self.out / TENSORBOARD, progress.step)
+        interrupted = False
+        while not progress.finished and not interrupted:
+            sizes = self.task.sizes(TRAIN)
+            micro = plan(sizes, config.batch_tokens, _rng(config.seed, _ORDER, progress.epoch), multiple=config.accumulate)
+            groups = [micro[first : first + config.accumulate] for first in range(0, len(micro), config.accumulate)]
+            while progress.batch < len(groups):
+                loss = self._step(groups[progress.batch], (progress.epoch + progress.batch / len(groups)) / config.epochs)
+                progress.batch += 1
+                progress.step += 1
+                progress.seconds = time.monotonic() - begun
+                self.report(Shown(progress.epoch + 1, config.epochs, progress.step, len(groups) * config.epochs, loss, progress.best))
+                interrupted = self._any(stopped.is_set())
+                if interrupted:
+                    break
+                if progress.batch < len(groups) and self._any(time.monotonic() - saved_at > config.save_every_s):
+                    self._save()
+                    saved_at = time.monotonic()
+            if interrupted and progress.batch < len(groups):
+                break
+            self._end_epoch(len(groups))
+            saved_at = time.monotonic()
+        if interrupted and not progress.finished:
+            self._save()
+        if self.board is not None:
+            self.board.close()
+        assert progress.best is not None or interrupted
+        return Result(
+            folder=self.out, epochs=progress.epoch, steps=progress.step, best_loss=math.inf if progress.best is None else progress.best,
+            best_epoch=progress.best_epoch, seconds=progress.seconds, interrupted=interrupted and not progress.finished,
+        )  # fmt: skip
+
+    def _step(self, micro: list[list[int]], share: float) -> float:
+        """One optimiser step over its micro-batches, of which this process takes every world-size-th."""
+        config, progress, fabric = self.config, self.progress, self.fabric
+        rate = learning_rate(config, progress.step, share)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        counts = _total(self.task.counts(TRAIN, indices) for indices in micro)
+        mine = range(fabric.global_rank, len(micro), fabric.world_size)
+        self.module.train()
+        sums: dict[str, float] = {}
+        for place in mine:
+            batch = self.task.collate(TRAIN, micro[place], _rng(config.seed, _DRAW, progress.step, place))
+            torch.manual_seed(_torch_seed(config.seed, progress.step, place))  # dropout
+            with fabric.no_backward_sync(self.module, enabled=place != mine[-1]):
+                parts: dict[str, Tensor] = self.module(batch)
+                loss = sum(((self.task.weights[k] / counts[k]) * v for k, v in parts.items()), torch.zeros((), device=fabric.device))
+                fabric.backward(loss * fabric.world_size)  # processes average their gradients; the loss is a sum over them
+            for key, part in parts.items():
+                sums[key] = sums.get(key, 0.0) + float(part.detach())
+        norm = fabric.clip_gradients(self.module, self.optimiser, max_norm=config.clip, error_if_nonfinite=False)
+        assert norm is not None
+        if not math.isfinite(float(norm)):
+            raise ZendayaError(
+                f"training failed at step {progress.step + 1}: the gradient is not finite; lower the learning rate, or check the features "
+                f"({self.out / STATE} holds the last good state)"
+            )
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        sums = self._reduce(sums)
+        means = {key: sums[key] / counts[key] for key in sums}
+        loss_value = sum(self.task.weights[key] * mean for key, mean in means.items())
+        for key, value in (*sums.items(), *((f"count/{key}", count) for key, count in counts.items())):
+            progress.sums[key] = progress.sums.get(key, 0.0) + value
+        if (progress.step + 1) % config.log_every == 0:
+            self._log("step", {"loss": loss_value, **means, "learning_rate": rate, "grad_norm": float(norm)}, step=progress.step + 1)
+        return loss_value
+
+    def _end_epoch(self, num_steps: int) -> None:
+        progress, config = self.progress, self.config
+        train = {key: value / progress.sums[f"count/{key}"] for key, value in progress.sums.items() if not key.startswith("count/")}
+        valid = self.validate()
+        loss = sum(self.task.weights[key] * mean for key, mean in valid.items())
+        progress.epoch += 1
+        progress.batch, progress.sums = 0, {}
+        better = progress.best is None or loss < progress.best
+        if better:
+            progress.best, progress.best_epoch, progress.bad_epochs = loss, progress.epoch, 0
+        else:
+            progress.bad_epochs += 1
+        progress.finished = progress.epoch >= config.epochs or progress.bad_epochs >= config.patience
+        if self.fabric.is_global_zero:
+            if better:
+                self.task.save(self.out / BEST)
+            self.task.save(self.out / LAST)
+        train_loss = sum(self.task.weights[key] * mean for key, mean in train.items())
+        record = {"train_loss": train_loss, "valid_loss": loss, "best": better, "steps": num_steps}
+        self._log("epoch", {**record, **{f"train_{k}": v for k, v in train.items()}, **{f"valid_{k}": v for k, v in valid.items()}})
+        self._save()
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Means over the validation split; its draws are the same each time."""
+        self.module.eval()
+        sums: dict[str, float] = {}
+        batches = self.valid_batches
+        for place in range(self.fabric.global_rank, len(batches), self.fabric.world_size):
+            batch = self.task.collate(VALID, batches[place], _rng(self.config.seed, _VALID, 1, place))
+            for key, value in self.task.module(batch).items():
+                sums[key] = sums.get(key, 0.0) + float(value)
+        counts = _total(self.task.counts(VALID, indices) for indices in batches)
+        sums = self._reduce({key: sums.get(key, 0.0) for key in self.task.weights})
+        return {key: sums[key] / counts[key] for key in sums if counts.get(key)}
+
+    def _reduce(self, sums: dict[str, float]) -> dict[str, float]:
+        if self.fabric.world_size == 1:
+            return sums
+        keys = sorted(self.task.weights)
+        total = self.fabric.all_reduce(torch.tensor([sums.get(key, 0.0) for key in keys], dtype=torch.float64), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return dict(zip(keys, total.tolist(), strict=True))
+
+    def _any(self, here: bool) -> bool:
+        """Whether it holds in any process: all must stop, or save, after the same step."""
+        if self.fabric.world_size == 1:
+            return here
+        total = self.fabric.all_reduce(torch.tensor(float(here)), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return bool(total > 0)
+
+    def _log(self, kind: str, values: Mapping[str, Any], step: int | None = None) -> None:
+        if not self.fabric.is_global_zero:
+            return
+        step = self.progress.step if step is None else step
+        record = {"kind": kind, "step": step, "epoch": self.progress.epoch, "seconds": round(self.progress.seconds, 1), **values}
+        with (self.out / HISTORY).open("ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())  # the saved state counts its bytes
+            self.progress.history_bytes = file.tell()
+        for key, value in values.items():
+            if isinstance(value, float):
+                self.board.add_scalar(f"{kind}/{key}", value, step)
+
+    def _save(self) -> None:
+        if self.fabric.is_global_zero:
+            state.save(self.out / STATE, self.task.module, self._plain, self.progress)
+        self.fabric.barrier()
+
+
+def _fabric(config: LoopConfig) -> Fabric:
+    """One process, or those that torchrun started, on the device there is."""
+    try:
+        from lightning_fabric import Fabric
+    except ModuleNotFoundError:
+        raise MissingExtraError("lightning-fabric", "train", "training") from None
+    precision = config.precision
+    if precision == "auto":
+        precision = "bf16-mixed" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "32-true"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    nodes = int(os.environ.get("WORLD_SIZE", "1")) // local
+    strategy = "ddp" if local * nodes > 1 else "auto"
+    fabric = Fabric(
+        accelerator="auto" if torch.cuda.is_available() else "cpu", devices=local, num_nodes=nodes, strategy=strategy, precision=precision
+    )
+    fabric.launch()
+    return fabric
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+
+def _total(counts: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for each in counts:
+        for key, value in each.items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def _rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _torch_seed(*seed: int) -> int:
+    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM ask the loop to save and stop after its step; a second Ctrl-C stops at once."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if stopped.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,98 @@
+"""The whole state of a run between two optimiser steps, in one file that is replaced in one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from zendaya.atomic import write_atomically
+from zendaya.errors import CheckpointError
+
+STATE = "state.safetensors"
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Random numbers are drawn from (seed, step) alone, so that none have to be saved."""
+
+    epoch: int = 0
+    """Epochs that are over."""
+    batch: int = 0
+    """Optimiser steps of the running epoch that are over."""
+    step: int = 0
+    """Optimiser steps that are over."""
+    best: float | None = None
+    best_epoch: int = 0
+    bad_epochs: int = 0
+    """Validations since the best."""
+    finished: bool = False
+    history_bytes: int = 0
+    """Length of history.jsonl as of this state; what was written after it is written again."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Of the running epoch, for its line of history."""
+    seconds: float = 0.0
+    """Spent so far, over all runs."""
+
+
+def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+    """Trained parameters, the optimiser's state of each, and where the run stands."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in _trained(module):
+        tensors[f"weight/{name}"] = parameter.detach().cpu().contiguous()
+        for key, value in optimiser.state[parameter].items():
+            tensors[f"optimiser/{key}/{name}"] = value.detach().cpu().contiguous()
+    metadata = {"zendaya_state": str(FORMAT), "progress": json.dumps(asdict(progress))}
+    metadata["sha256"] = _digest(tensors, metadata["progress"])
+    try:
+        write_atomically(path, safetensors.torch.save(tensors, metadata))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}; the state before it is intact") from None
+
+
+def load(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer) -> Progress:
+    """Put a saved state back: the run goes on as if it had never stopped."""
+    try:
+        data = path.read_bytes()
+        tensors = safetensors.torch.load(data)
+        metadata: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a whole state of a run ({error}); start the run again") from None
+    if metadata.get("zendaya_state") != str(FORMAT) or metadata.get("sha256") != _digest(tensors, metadata.get("progress", "")):
+        raise CheckpointError(f"{path}: not a state of this version, or damaged; start the run again")
+    expected = {f"weight/{name}": tuple(parameter.shape) for name, parameter in _trained(module)}
+    got = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("weight/")}
+    if expected != got:
+        raise CheckpointError(f"{path}: the state of another model: {sorted(expected.items() ^ got.items())[0][0]} does not fit")
+    trained = dict(_trained(module))
+    with torch.no_grad():
+        for full_name, tensor in tensors.items():
+            kind, _, rest = full_name.partition("/")
+            if kind == "weight":
+                trained[rest].copy_(tensor)
+            else:
+                key, _, name = rest.partition("/")
+                optimiser.state[trained[name]][key] = tensor.to(trained[name].device).clone()
+    return Progress(**json.loads(metadata["progress"]))
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _digest(tensors: dict[str, Tensor], progress: str) -> str:
+    digest = hashlib.sha256(progress.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name}\0{tensors[name].dtype}\0{tuple(tensors[name].shape)}\0".encode())
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
