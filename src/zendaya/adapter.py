@@ -82,7 +82,9 @@ class Adapter:
         if "adapter" not in metadata:
             raise CheckpointError(f"{path}: expected an adapter: got a whole checkpoint; load it with Model.from_pretrained")
         try:
-            config = AdapterConfig(**json.loads(metadata["adapter"]), model=ModelConfig.from_dict(json.loads(metadata["config"]), str(path)))
+            config = AdapterConfig(
+                **json.loads(metadata["adapter"]), model=ModelConfig.from_dict(json.loads(metadata["config"]), str(path))
+            )
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{path}: not an adapter of this version: {error}") from None
         return Adapter(config, tensors)
@@ -121,7 +123,7 @@ class LowRank(nn.Module):
 
 
 def attach(module: nn.Module, rank: int, generator: torch.Generator) -> None:
-    """Make a Whisper encoder or decoder trainable by adapters: dense layers of its layers at low rank, norms and biases whole, nothing else."""
+    """Make a Whisper encoder or decoder trainable by adapters: its dense layers at low rank, norms and biases whole, nothing else."""
     module.requires_grad_(False)
     for name, part in list(module.named_modules()):
         if isinstance(part, nn.LayerNorm):

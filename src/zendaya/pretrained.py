@@ -81,7 +81,7 @@ def _adapter_path(name: str | Path) -> Path:
     path = Path(name)
     if path.is_dir():
         path = path / ADAPTER
-    elif not path.suffix == ".safetensors":
+    elif path.suffix != ".safetensors":
         path = Path(str(importlib.resources.files("zendaya"))) / "shipped" / f"{name}.safetensors"
         if not path.is_file():
             shipped = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"

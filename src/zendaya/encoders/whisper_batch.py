@@ -56,7 +56,7 @@ def log_mel(recordings: Sequence[Samples], filters_CF: Tensor, *, block: int, fl
 
 
 def encode_batch(encoder: WhisperEncoder, mel_BCL: Tensor, *, block: int | None) -> Tensor:
-    """Tokens (B, T, D) of log-mel frames 0 … 2T, each attending to its own block of `block` and those before; None is Whisper's own, to all."""
+    """Tokens (B, T, D) of log-mel frames 0 … 2T, each attending to its own block of `block` and those before, or (None) to all."""
     x_BDL = functional.gelu(functional.conv1d(functional.pad(mel_BCL, (1, 0)), encoder.conv1.weight, encoder.conv1.bias))
     x_BDT = functional.gelu(functional.conv1d(functional.pad(x_BDL, (1, 0)), encoder.conv2.weight, encoder.conv2.bias, stride=2))
     x_BTD = x_BDT.transpose(1, 2)
@@ -82,7 +82,9 @@ def _attend(attention: Any, x_BTD: Tensor, block: int | None) -> Tensor:
             row = torch.arange(stop, device=x_BTD.device) // block
             mask_TT = row <= row[first:, None] if stop - first > block else None
             parts.append(
-                functional.scaled_dot_product_attention(q_BATK[:, :, first:stop], k_BATK[:, :, :stop], v_BATK[:, :, :stop], attn_mask=mask_TT)
+                functional.scaled_dot_product_attention(
+                    q_BATK[:, :, first:stop], k_BATK[:, :, :stop], v_BATK[:, :, :stop], attn_mask=mask_TT
+                )
             )
         y_BATK = torch.cat(parts, 2)
     return attention.out_proj(y_BATK.transpose(1, 2).flatten(2))

@@ -10,6 +10,7 @@ Shape suffixes: B recordings, C mel bins, L mel frames, T source tokens, N text 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,12 @@ from zendaya.encoders.whisper import load_encoder, load_weights
 from zendaya.encoders.whisper_batch import encode_batch, log_mel, mel_filters, num_tokens
 from zendaya.encoders.whisper_stream import CEILING, TOKEN
 from zendaya.errors import ConfigError, CorpusError
-from zendaya.model import Model, ModelConfig
+from zendaya.model import Model
 from zendaya.pretrained import whisper_decoder
 from zendaya.records import Clip
 from zendaya.schedule import PowerLaw, Schedule, WaitK
 from zendaya.training.labels import Label, label, read_labels, write_labels
+from zendaya.training.loop import LoopConfig
 
 TOKENS_PER_S = SAMPLE_RATE / TOKEN
 LATE_S = 0.1
@@ -65,6 +67,10 @@ class AdaptConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.windows[0] <= self.windows[1] <= 1500:
             raise ConfigError(f"adapt config: windows must lie in 1 … 1500 and not fall: got {self.windows}")
+
+
+LOOP = LoopConfig(epochs=3, batch_tokens=3400, accumulate=2, learning_rate=1e-3, warmup_steps=20, weight_decay=0.0)
+"""How the adapters are optimised: small steps of about two minutes of speech."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ def _near(length_B: Tensor, classes: int) -> Tensor:
 class AdaptTask:
     """The task of the training loop: examples of LibriSpeech drawn into batches, the losses, what is saved."""
 
-    weights: Mapping[str, float] = {"nll": 1.0, "length": 0.1}  # noqa: RUF012  (read by the loop, never changed)
+    weights: Mapping[str, float] = {"nll": 1.0, "length": 0.1}
 
     def __init__(self, config: AdaptConfig, examples: Mapping[str, Sequence[Example]]) -> None:
         self.config, self.examples = config, {split: list(chosen) for split, chosen in examples.items()}
@@ -205,7 +211,9 @@ class AdaptTask:
         """A batch of examples; those of the valid split are cut and scheduled the same each time."""
         spans, windows = list[Samples](), list[Window]()
         for index in indices:
-            draw = _Draw(self.config, rng if split == "train" else np.random.default_rng([self.config.seed, index]), varied=split == "train")
+            draw = _Draw(
+                self.config, rng if split == "train" else np.random.default_rng([self.config.seed, index]), varied=split == "train"
+            )
             heard, written = draw.example(self.examples[split][index], len(spans))
             spans += heard
             windows += written
@@ -245,21 +253,21 @@ class _Draw:
         width = self._width()
         pace = (sum(len(word.ids) for word in words) + 1) / num_tokens(samples_S.size)
         windows = list[Window]()
-        for span, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for span, (start, stop) in enumerate(itertools.pairwise(cuts)):
             count = num_tokens(stop - start)
             edges = [0, count] if whole else [*range(0, count, width), count]
             if len(edges) > 2 and edges[-1] - edges[-2] < SHORTEST:
                 del edges[-1]
-            for first, last in zip(edges, edges[1:], strict=False):
+            for first, last in itertools.pairwise(edges):
                 begin_s = (start / TOKEN + first) / TOKENS_PER_S if windows else -math.inf
                 end_s = (start / TOKEN + last) / TOKENS_PER_S if last < count or stop < samples_S.size else math.inf
                 ids = [token for word in words if begin_s <= word.heard_s < end_s for token in word.ids][: self.config.max_steps - 1]
                 windows.append(self._window(first_span + span, first, last, ids, last - first if whole else width, pace))
-        for before, window in zip(windows, windows[1:], strict=False):
+        for before, window in itertools.pairwise(windows):
             window.previous = before if self._chance(0.8) else None
         for window in windows:
             window.weight = 1 / len(windows)
-        return [samples_S[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)], windows
+        return [samples_S[start:stop] for start, stop in itertools.pairwise(cuts)], windows
 
     def _joined(self, example: Example) -> tuple[Samples, list[Word]]:
         """Samples and words of the utterances back to back, with a pause between two of them now and then."""
@@ -297,7 +305,7 @@ class _Draw:
 
     def _gamma(self) -> float:
         """γ above 0: mostly where captions are useful."""
-        low, high = (1, 14) if self._chance(0.8) else (15, 30)
+        low, high = (1, 14) if self._chance(0.85) else (15, 30)
         return int(self.rng.integers(low, high + 1)) / 20
 
     def _schedule(self, width: int, steps: int) -> Schedule:
@@ -312,14 +320,19 @@ class _Draw:
 def adapt(
     data: str | Path, *, labels: Path | None = None, config: AdaptConfig | None = None, max_utterances: int | None = None
 ) -> AdaptTask:
-    """The task of adapting Whisper on LibriSpeech in a folder; `labels` is where its readable transcripts are kept, made if they are not."""
+    """The task of adapting Whisper on LibriSpeech in a folder; `labels` is where readable transcripts are kept, made if they are not."""
     config, folder = config or AdaptConfig(), Path(data).expanduser()
     clips = [clip for clip in read("librispeech", folder).usable if clip.split in ("train", "valid")][:max_utterances]
     sound = {clip.id: _sound(folder, clip) for clip in clips}
     path = labels or folder / "labels.jsonl"
     if not path.is_file():
-        write_labels(path, label([(clip.id, sound[clip.id].astype(np.float32) / 32768, clip.references[0]) for clip in clips], base=config.base))
-    return AdaptTask(config, examples(clips, sound, read_labels(path), config.base))
+        write_labels(
+            path, label([(clip.id, sound[clip.id].astype(np.float32) / 32768, clip.references[0]) for clip in clips], base=config.base)
+        )
+    found = examples(clips, sound, read_labels(path), config.base)
+    if not found["train"] or not found["valid"]:
+        raise CorpusError(f"{path}: no utterance of the train or of the valid split has a label: delete it, and it is made again")
+    return AdaptTask(config, found)
 
 
 def examples(clips: Sequence[Clip], sound: Mapping[str, Samples], labels: Mapping[str, Label], base: str) -> dict[str, list[Example]]:
@@ -342,8 +355,6 @@ def examples(clips: Sequence[Clip], sound: Mapping[str, Samples], labels: Mappin
         if clip is not None and clip.id in said:
             found[clip.split].append(Example(((sound[clip.id], said[clip.id]),), joined=False))
             run, run_s = [*run, clip], run_s + clip.duration_s
-    if not found["train"]:
-        raise CorpusError("no utterance of the train split has a label: make the labels for this corpus again")
     return found
 
 

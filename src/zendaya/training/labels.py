@@ -1,4 +1,4 @@
-"""Readable, timed transcripts for LibriSpeech, whose own are upper-case words alone: Whisper's casing and punctuation on the reference's words.
+"""Readable, timed transcripts for LibriSpeech, whose own are upper-case: Whisper's casing and punctuation on the reference's words.
 
 Whisper writes down each utterance (whole, from `full` features); its words are aligned with the reference's; where they are the same,
 Whisper's spelling stands, elsewhere the reference's word in Whisper's clothes. The times are where Whisper's cross-attention looks
@@ -9,6 +9,7 @@ Shape suffixes: B utterances, N text rows, T source tokens, D model width, A hea
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -71,13 +72,18 @@ def read_labels(path: Path) -> dict[str, Label]:
 
 
 def write_labels(path: Path, labels: Sequence[Label]) -> None:
+    """Keep labels in a file, one a line."""
     lines = [json.dumps({"id": label.id, "disagreement": round(label.disagreement, 4), "words": label.words}) for label in labels]
     write_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
 @torch.inference_mode()
 def label(
-    utterances: Sequence[tuple[str, Samples, str]], *, base: str = "tiny.en", batch: int = 16, progress: Callable[[int], None] = lambda done: None
+    utterances: Sequence[tuple[str, Samples, str]],
+    *,
+    base: str = "tiny.en",
+    batch: int = 16,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[Label]:
     """Labels of (id, samples, reference) in their order, those where Whisper and the reference disagree wildly left out."""
     weights = load_weights(base)
@@ -154,7 +160,11 @@ def dress(heard: str, reference: str) -> tuple[list[str], float]:
         else:
             wrong += 1
             before, middle, after = re.fullmatch(r"(\W*)(.*?)(\W*)", theirs[other]).groups()  # type: ignore[union-attr]
-            words.append(before + (_capital(word) if middle[:1].isupper() or re.match(r"i('|$)", word) else word) + after)
+            words.append(
+                before
+                + (_capital(word) if (re.match(r"[A-Z](?!')", middle) and middle != "I") or re.match(r"i('|$)", word) else word)
+                + after
+            )
     return _rejoin(words), wrong / max(1, len(ours))
 
 
@@ -220,7 +230,7 @@ def _times(model: Model, source_BTD: Tensor, texts: Sequence[Sequence[str]]) -> 
         wide_ANT = functional.pad(look_ANT, (SMOOTH // 2, SMOOTH // 2), mode="reflect").unfold(2, SMOOTH, 1)
         begin_N = _path(wide_ANT.median(-1).values.mean(0).numpy())
         edges = np.cumsum([0, *map(len, words)])
-        yield [(float(begin_N[a]) * TOKEN / SAMPLE_RATE, float(begin_N[b]) * TOKEN / SAMPLE_RATE) for a, b in zip(edges, edges[1:], strict=False)]
+        yield [(float(begin_N[a]) * TOKEN / SAMPLE_RATE, float(begin_N[b]) * TOKEN / SAMPLE_RATE) for a, b in itertools.pairwise(edges)]
 
 
 class _Watch:
