@@ -1,9 +1,9 @@
 """Word errors of adapted Whisper on LibriSpeech: whole utterances at γ = 0 beside the unadapted model, and live under the dial.
 
-python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|whole|live|all] [--every 1]
+python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|tokens|blocks|whole|live] [--every 1]
 
 FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
-`baseline`: unadapted Whisper, `full` features, whole utterances: of the tokens of the recording alone, and of Whisper's 30 s with silence.
+`baseline`: unadapted Whisper, `full` features, whole utterances, in Whisper's 30 s with silence; `tokens`: of the recording's own tokens alone.
 `blocks`: unadapted Whisper on block features, whole utterances. `whole`: adapted, block features, whole utterances, γ = 0.
 `live`: chapters of utterances back to back as endless streams, in windows, N̂ from the length head, for each γ.
 Words are compared after Whisper's English normalisation (without its spelling map). Nothing is drawn at random: there is no seed.
@@ -93,7 +93,7 @@ def begin(options: argparse.Namespace) -> None:
     """Load what a process needs, once."""
     torch.set_num_threads(1)
     _worker.update(options=options, folder=Path(options.folder))
-    if options.part in ("baseline", "blocks"):
+    if options.part in ("baseline", "tokens", "blocks"):
         weights = load_weights("tiny.en")
         _worker.update(encoder=load_encoder(weights), model=whisper_decoder(weights))
         if options.part == "blocks":
@@ -110,17 +110,15 @@ def decode_one(clips: list[Clip]) -> dict[str, Heard]:
     length_s = samples_S.size / SAMPLE_RATE
     name = clips[0].id if options.part != "live" else clips[0].stream
     found = {}
-    if options.part == "baseline":
-        for label in ("full, its own tokens", "full, 30 s with silence"):
-            text = ""
-            for first in range(0, samples_S.size, SPAN):
-                piece_S = samples_S[first : first + SPAN]
-                tokens_TE = encode_offline(_worker["encoder"], piece_S)
-                session = model.open(PowerLaw(0.0))
-                kept_TE = tokens_TE if "silence" in label else tokens_TE[: -(-piece_S.size // 320)]
-                text += "".join(event.text for event in [*session.push(kept_TE), *session.finish()])
-            found[label] = Heard(name, text)
-        return found
+    if options.part in ("baseline", "tokens"):
+        text = ""
+        for first in range(0, samples_S.size, SPAN):
+            piece_S = samples_S[first : first + SPAN]
+            tokens_TE = encode_offline(_worker["encoder"], piece_S)
+            session = model.open(PowerLaw(0.0))
+            kept_TE = tokens_TE if options.part == "baseline" else tokens_TE[: -(-piece_S.size // 320)]
+            text += "".join(event.text for event in [*session.push(kept_TE), *session.finish()])
+        return {"unadapted, full features": Heard(name, text)}
     tokens = encode(_worker["encoder"], [samples_S])
     per_s = _worker["encoder"].traits.tokens_per_s
     if options.part in ("whole", "blocks"):
@@ -164,7 +162,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--adapter", default="tiny.en-dial")
     parser.add_argument("--split", default="test")
-    parser.add_argument("--part", choices=["baseline", "blocks", "whole", "live"], default="whole")
+    parser.add_argument("--part", choices=["baseline", "tokens", "blocks", "whole", "live"], default="whole")
     parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
     parser.add_argument("--gammas", type=lambda text: [float(part) for part in text.split(",")], default=list(GAMMAS))
     parser.add_argument("--window", type=int, default=500)

@@ -51,6 +51,9 @@ class ModelConfig:
     length_hidden: int = 256
     history: bool = True
     """Whether a window is decoded after the text of the one before it (prefix forcing, Sec. 3.1)."""
+    pauses: bool = False
+    """Whether an end that is chosen before the whole window may be read is a pause: nothing is written, the schedule goes on, and the
+    step is decided again with what it then may read. For models trained not to guess words they have not heard."""
     framing: Framing = dataclasses.field(default_factory=Framing)
 
     def __post_init__(self) -> None:
@@ -58,8 +61,9 @@ class ModelConfig:
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"model config: {name} must be a whole number, at least 1: got {value!r}")
-        if not isinstance(self.history, bool):
-            raise ConfigError(f"model config: history must be true or false: got {self.history!r}")
+        for name in ("history", "pauses"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"model config: {name} must be true or false: got {getattr(self, name)!r}")
         if not 1 <= self.window <= self.decoder.max_source:
             raise ConfigError(
                 f"model config: window must lie in 1 … {self.decoder.max_source}, the decoder's max_source: got {self.window}"

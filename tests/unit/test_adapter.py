@@ -46,7 +46,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(base):
-    return AdaptConfig(base=base, rank=4, window=60, max_steps=24, windows=(50, 120), half_precision=False)
+    return AdaptConfig(base=base, rank=4, window=60, max_steps=60, windows=(50, 120), half_precision=False)
 
 
 @pytest.fixture(scope="module")

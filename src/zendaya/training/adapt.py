@@ -106,6 +106,8 @@ class Window:
     first: int
     stop: int
     ids: list[int]
+    heard: list[float]
+    """Source tokens of the window after which enough of each id's word has been heard."""
     schedule: Schedule
     scale: int
     steps: int
@@ -137,7 +139,7 @@ class Adapting(nn.Module):
         framing = base.config.framing
         framing = dataclasses.replace(framing, suppress_first=tuple(i for i in framing.suppress_first if i != framing.end))
         model_config = dataclasses.replace(
-            base.config, window=config.window, max_steps=config.max_steps, length="inf", history=True, framing=framing
+            base.config, window=config.window, max_steps=config.max_steps, length="inf", history=True, pauses=True, framing=framing
         )
         generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
@@ -171,9 +173,13 @@ class Adapting(nn.Module):
             histories=[None if window.previous is None else (source(window.previous), window.previous.ids) for window in windows],
         )  # fmt: skip
         x_BND, _ = model.decoder.rows(padded.ids_BN, padded.source_BFE, padded.horizons_BN, history=padded.history)
-        wanted_BN = padded.targets_BN >= 0
+        # A word that lies beyond its step's horizon is not to be guessed: until it is heard, the end stands for a pause.
+        heard_BN = nn.utils.rnn.pad_sequence([torch.tensor([*window.heard, 0.0]) for window in windows], batch_first=True)
+        unheard_BN = heard_BN > padded.horizons_BN[:, len(model.config.framing.prompt) - 1 :]
+        targets_BN = padded.targets_BN.masked_fill(unheard_BN, model.config.framing.end)
+        wanted_BN = targets_BN >= 0
         x_ND = x_BND[:, len(model.config.framing.prompt) - 1 :][wanted_BN]
-        nll = functional.cross_entropy(model.decoder.project(x_ND).float(), padded.targets_BN[wanted_BN], reduction="sum")
+        nll = functional.cross_entropy(model.decoder.project(x_ND).float(), targets_BN[wanted_BN], reduction="sum")
         # The length head learns from the features and does not bend them.
         history = padded.history
         assert history is not None
@@ -261,8 +267,11 @@ class _Draw:
             for first, last in itertools.pairwise(edges):
                 begin_s = (start / TOKEN + first) / TOKENS_PER_S if windows else -math.inf
                 end_s = (start / TOKEN + last) / TOKENS_PER_S if last < count or stop < samples_S.size else math.inf
-                ids = [token for word in words if begin_s <= word.heard_s < end_s for token in word.ids][: self.config.max_steps - 1]
-                windows.append(self._window(first_span + span, first, last, ids, last - first if whole else width, pace))
+                inside = [(token, word.heard_s) for word in words if begin_s <= word.heard_s < end_s for token in word.ids]
+                ids = [token for token, _ in inside[: self.config.max_steps - 1]]
+                # At the window's end nothing is waited for.
+                heard = [min(s * TOKENS_PER_S - start / TOKEN - first, last - first) for _, s in inside[: len(ids)]]
+                windows.append(self._window(first_span + span, first, last, (ids, heard), last - first if whole else width, pace))
         for before, window in itertools.pairwise(windows):
             window.previous = before if self._chance(0.8) else None
         for window in windows:
@@ -286,14 +295,15 @@ class _Draw:
             samples_S = samples_S * np.float32(10 ** self.rng.uniform(-0.6, 0.2))
         return samples_S, words
 
-    def _window(self, span: int, first: int, stop: int, ids: list[int], width: int, pace: float) -> Window:
+    def _window(self, span: int, first: int, stop: int, text: tuple[list[int], list[float]], width: int, pace: float) -> Window:
+        ids, heard = text
         count = len(ids) + 1
         # A window that the stream's end cuts short was to be a whole one: its pace is the stream's.
         whole = count if stop - first == width else max(count, round(pace * width))
         steps = max(1, min(self.config.max_steps, round(whole * math.exp(self.rng.uniform(-0.15, 0.15)))))
         length = max(1, min(self.config.max_steps, round(whole * self.config.window / width)))
         buffer = min(PowerLaw(self._gamma()).buffer(width, self.config.max_steps), stop - first)
-        return Window(span, first, stop, ids, self._schedule(width, steps), width, steps, buffer, length, 1.0)
+        return Window(span, first, stop, ids, heard, self._schedule(width, steps), width, steps, buffer, length, 1.0)
 
     def _chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
