@@ -3,7 +3,7 @@
 python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|tokens|blocks|whole|live] [--every 1]
 
 FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
-`baseline`: unadapted Whisper, `full` features, whole utterances, in Whisper's 30 s with silence; `tokens`: of the recording's own tokens alone.
+`baseline`: unadapted Whisper, `full` features, whole utterances, with silence up to 30 s; `tokens`: without it.
 `blocks`: unadapted Whisper on block features, whole utterances. `whole`: adapted, block features, whole utterances, γ = 0.
 `live`: chapters of utterances back to back as endless streams, in windows, N̂ from the length head, for each γ.
 Words are compared after Whisper's English normalisation (without its spelling map). Nothing is drawn at random: there is no seed.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ from zendaya.schedule import PowerLaw, Schedule, WaitK
 from zendaya.training.labels import Label, label, read_labels, write_labels
 from zendaya.training.loop import LoopConfig
 
+Sound = npt.NDArray[np.int16]
+"""Samples in 16 bits: a training holds hours of them."""
 TOKENS_PER_S = SAMPLE_RATE / TOKEN
 LATE_S = 0.1
 """Whisper's attention looks at a word this much after it is said: the median against a forced alignment of LibriSpeech's valid split."""
@@ -85,7 +88,7 @@ class Word:
 class Example:
     """Utterances one after another: what was said, and when."""
 
-    utterances: tuple[tuple[Samples, tuple[Word, ...]], ...]
+    utterances: tuple[tuple[Sound, tuple[Word, ...]], ...]
     joined: bool
     """Whether it stands for a stream, which is cut; else for an utterance, which may be decoded whole."""
 
@@ -282,14 +285,14 @@ class _Draw:
         """Samples and words of the utterances back to back, with a pause between two of them now and then."""
         parts, words, num_samples = list[Samples](), list[Word](), 0
         pause_at = int(self.rng.integers(0, 6 * len(example.utterances))) if example.joined and self.varied else -1
-        for index, (samples_S, said) in enumerate(example.utterances):
+        for index, (utterance_S, said) in enumerate(example.utterances):
             if index == pause_at:
                 count = int(self.rng.uniform(1, 12) * SAMPLE_RATE)
                 parts.append((self.rng.standard_normal(count) * 10 ** self.rng.uniform(-5, -2.7)).astype(np.float32))
                 num_samples += count
             words += [Word(word.ids, word.heard_s + num_samples / SAMPLE_RATE) for word in said]
-            parts.append(samples_S.astype(np.float32) / 32768 if samples_S.dtype == np.int16 else samples_S)
-            num_samples += samples_S.size
+            parts.append(_floats(utterance_S))
+            num_samples += utterance_S.size
         samples_S = np.concatenate(parts)
         if self.varied and self._chance(0.5):
             samples_S = samples_S * np.float32(10 ** self.rng.uniform(-0.6, 0.2))
@@ -336,16 +339,14 @@ def adapt(
     sound = {clip.id: _sound(folder, clip) for clip in clips}
     path = labels or folder / "labels.jsonl"
     if not path.is_file():
-        write_labels(
-            path, label([(clip.id, sound[clip.id].astype(np.float32) / 32768, clip.references[0]) for clip in clips], base=config.base)
-        )
+        write_labels(path, label([(clip.id, _floats(sound[clip.id]), clip.references[0]) for clip in clips], base=config.base))
     found = examples(clips, sound, read_labels(path), config.base)
     if not found["train"] or not found["valid"]:
         raise CorpusError(f"{path}: no utterance of the train or of the valid split has a label: delete it, and it is made again")
     return AdaptTask(config, found)
 
 
-def examples(clips: Sequence[Clip], sound: Mapping[str, Samples], labels: Mapping[str, Label], base: str) -> dict[str, list[Example]]:
+def examples(clips: Sequence[Clip], sound: Mapping[str, Sound], labels: Mapping[str, Label], base: str) -> dict[str, list[Example]]:
     """Every utterance alone, and joined with those that follow it in its chapter to at most 30 s."""
     tokenizer = whisper_decoder(load_weights(base)).tokenizer
     assert tokenizer is not None
@@ -374,8 +375,11 @@ def _heard_s(word: str, begin_s: float, end_s: float) -> float:
     return begin_s + HEARD * min(end_s - LATE_S - begin_s, WORD_S + LETTER_S * len(word))
 
 
-def _sound(folder: Path, clip: Clip) -> Samples:
-    """Samples in 16 bits: a training holds hours of them."""
+def _floats(samples_S: Sound) -> Samples:
+    floats_S: Samples = samples_S.astype(np.float32) / np.float32(32768)
+    return floats_S
+
+
+def _sound(folder: Path, clip: Clip) -> Sound:
     samples_S = np.concatenate([chunk.samples for chunk in read_audio(folder / clip.media)])
-    quantised: Samples = np.clip(np.round(samples_S * 32768), -32768, 32767).astype(np.int16)
-    return quantised
+    return np.clip(np.round(samples_S * 32768), -32768, 32767).astype(np.int16)
