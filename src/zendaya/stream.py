@@ -150,11 +150,13 @@ class Session:
         return torch.tensor(ids, device=self._tokens_TE.device)
 
     def _choose(self, logits_V: Tensor, step: int) -> int:
-        """Greedy choice among the tokens that may be written."""
+        """Greedy choice among the tokens that may be written; where the end is a pause too, it must be likelier than all words together."""
         framing = self.model.config.framing
         banned = [*framing.suppress, *framing.suppress_first] if step == 1 else [*framing.suppress]
         logits_V = logits_V.clone()
         logits_V[banned] = -torch.inf
+        if self.model.config.pauses and float(logits_V.softmax(-1)[framing.end]) < 0.5:
+            logits_V[framing.end] = -torch.inf
         return int(logits_V.argmax())
 
     def _next_window(self) -> bool:
