@@ -44,7 +44,7 @@ def msvd() -> TrainConfig:
         name="msvd", corpus="msvd", folder="msvd", encoder="features:msvd_vgg16_pca512_3fps.npz,rate=3", schedule=PowerLaw(0.3),
         model=_small(dim=256, layers=2, source_dim=512, window=80, max_steps=40, dropout=0.2, vocab_size=3000), vocab_size=3000, lower=True,
         splits=("train", "val"), label_smoothing=0.1, source_noise=0.1,
-        loop=LoopConfig(epochs=4, batch_tokens=3000, learning_rate=1e-3, warmup_steps=300, patience=3, weight_decay=0.05),
+        loop=LoopConfig(epochs=3, batch_tokens=3000, learning_rate=1e-3, warmup_steps=300, patience=3, weight_decay=0.05),
     )  # fmt: skip
 
 
