@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -148,6 +149,7 @@ _worker_model: Model
 
 def _begin_worker(model: Model) -> None:
     global _worker_model
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the one that gave the work decides
     torch.set_num_threads(1)
     _worker_model = model
 
@@ -215,9 +217,6 @@ def evaluate_corpus(
         raise ConfigError(f"give at least one schedule, each once: got {', '.join(map(str, schedules)) or 'none'}")
     names = _default_metrics(corpus) if metrics is None else tuple(metrics)
     check_metrics(names, normalise=normalise)
-    folder = None if out is None else Path(out).expanduser()
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
     reading = corpora.read(corpus, path)
     features = FeatureStore.open(Path(store).expanduser(), corpus=corpus)
     if features.signature.data_digest != reading.digest:
@@ -225,6 +224,9 @@ def evaluate_corpus(
     clips, num_left_out = _clips(reading, features, split, limit)
     model, digest = _load(str(checkpoint))
     _check_fit(model, features, str(checkpoint), str(store))
+    folder = None if out is None else Path(out).expanduser()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     signature: dict[str, Any] = {
         "version": zendaya.__version__, "checkpoint": str(checkpoint), "checkpoint_sha256": digest, "corpus": corpus,
         "data_sha256": reading.digest, "split": split, "limit": limit, "num_clips": len(clips), "num_left_out": num_left_out,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from zendaya.corpora import CORPORA
 from zendaya.metrics.quality import METRICS
@@ -107,17 +105,14 @@ def _print_table(scores: Sequence[Scores]) -> None:
     timed = any(one.latency_s is not None for one in scores)
     names = [quality.name for quality in scores[0].quality]
     lags = ["AL", "LAAL", "AP", "DAL", "first", *(["AL s", "LAAL s", "DAL s", "first s"] if timed else [])]
-    table = Table(box=None, pad_edge=False)
-    for name in ("schedule", *names, *lags, "Ē", "Ē plan", "1/(1+γ)"):
-        table.add_column(name, justify="left" if name == "schedule" else "right", no_wrap=True)
-    for one in scores:
-        table.add_row(one.schedule, *_cells(one, timed))
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    console.print(f"{scores[0].num_clips} clips, scale {scores[0].scale}; lag in source tokens{' and seconds' if timed else ''}\n")
-    console.print(table)
-    console.print()
+    rows = [["schedule", *names, *lags, "Ē", "Ē plan", "1/(1+γ)"], *([one.schedule, *_cells(one, timed)] for one in scores)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print(f"{scores[0].num_clips} clips, scale {scores[0].scale}; lag in source tokens{' and seconds' if timed else ''}\n")
+    for row in rows:
+        print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]))
+    print()
     for quality in scores[0].quality:
-        console.print(f"{quality.name}: {quality.signature}", markup=False)
+        print(f"{quality.name}: {quality.signature}")
 
 
 def _cells(one: Scores, timed: bool) -> list[str]:
