@@ -27,7 +27,7 @@ _Json = Annotated[bool, typer.Option("--json", help=f"Print what {SCORES} holds.
 
 
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder or hub id.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder or hub id.")],
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help=f"One of: {', '.join(CORPORA)}.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder (or file) with the published files.")],
     store: Annotated[Path, typer.Option(help="The feature store that zendaya encode made of them.")],
