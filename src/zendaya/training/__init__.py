@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from zendaya.records import Clip
 from zendaya.schedule import Schedule, WaitK
 from zendaya.text import Tokenizer
 from zendaya.training.decoding import DecodingTask, Example, TaskConfig, Window, standardise
-from zendaya.training.dial import Dial
+from zendaya.training.dial import Dial, parse_training_schedule
 from zendaya.training.loop import HISTORY, TRAIN, VALID, LoopConfig, Result, Shown, run
 from zendaya.training.state import STATE
 
@@ -77,6 +77,19 @@ class TrainConfig:
             field.name: value if isinstance(value := getattr(self, field.name), str | int | float | bool) else _plain(value)
             for field in dataclasses.fields(self)
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = RECIPE) -> TrainConfig:
+        """The config that `to_dict` gave; an unknown, missing or ill-typed field is a ConfigError."""
+        try:
+            fields = dict(data)
+            fields["model"] = ModelConfig.from_dict(fields["model"], where)
+            fields["schedule"] = parse_training_schedule(fields["schedule"])
+            fields["loop"] = LoopConfig(**{**fields.get("loop", {}), "betas": tuple(fields.get("loop", {}).get("betas", (0.9, 0.98)))})
+            fields["splits"] = tuple(fields.get("splits", ("train", "valid")))
+            return cls(**fields)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{where}: not a recipe of this version: {error}") from None
 
 
 def train(
