@@ -272,7 +272,8 @@ class Decoder(nn.Module):
         x_RD = x_BND.flatten(0, 1)
         if read_R.shape[0] < x_RD.shape[0]:
             x_RD = x_RD.index_select(0, read_R)
-        loss = _TiedLoss.apply(self.norm(x_RD), self.tokens.weight, targets_BN.flatten()[read_R], label_smoothing)
+        targets_R = targets_BN.flatten()[read_R]
+        loss: Tensor = _TiedLoss.apply(self.norm(x_RD), self.tokens.weight, targets_R, label_smoothing)  # type: ignore[no-untyped-call]
         return loss + torch.nan if (wanted_BN & spoiled_BN).any() else loss
 
     def rows(self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, *, history: History | None = None) -> tuple[Tensor, Tensor]:
@@ -303,15 +304,15 @@ class Decoder(nn.Module):
             licence_BNM = licence_BNM | (blind_BN1 & (torch.arange(licence_BNM.shape[2], device=blind_BN1.device) == 0))
         mask_B1NM = _additive(licence_BNM[:, None], memory_BMD.dtype)
         mask_self = None if mask_self is None else _additive(mask_self, memory_BMD.dtype)
-        crossings = [layer.cross_attention for layer in self.layers]
-        keys_values = _project(memory_BMD, [dense for a in crossings for dense in (a.key, a.value)], self.config.heads)
-        read_from = {id(a): (keys_values[2 * i], keys_values[2 * i + 1]) for i, a in enumerate(crossings)}
+        crossings = [layer.cross_attention for layer in self.layers if isinstance(layer, TextLayer)]
+        memories = _project(memory_BMD, [dense for attention in crossings for dense in (attention.key, attention.value)], self.config.heads)
+        keys_values = dict(zip(crossings, zip(memories[::2], memories[1::2], strict=True), strict=True))
 
         def attend_self(attention: Attention, x_BND: Tensor) -> Tensor:
             return attention.within(x_BND, mask=mask_self, causal=mask_self is None)
 
         def attend_cross(attention: Attention, x_BND: Tensor) -> Tensor:
-            y_BND = self._cross(attention, x_BND, *read_from[id(attention)], mask_B1NM)
+            y_BND = self._cross(attention, x_BND, *keys_values[attention], mask_B1NM)
             return y_BND.masked_fill(blind_BN1, 0.0) if any_blind else y_BND
 
         x_BND = self._embed_text(ids_BN, self._row_positions(history, ids_BN.shape[1]))
@@ -521,7 +522,8 @@ def _project(x_BTD: Tensor, denses: Sequence[nn.Linear], heads: int) -> Sequence
     """What each dense layer makes of x, split into heads, in one product."""
     weight = torch.cat([dense.weight for dense in denses])
     bias = torch.cat([dense.weight.new_zeros(dense.out_features) if dense.bias is None else dense.bias for dense in denses])
-    y_BTLAK = _linear(x_BTD, weight, bias).unflatten(-1, (len(denses), heads, -1))
+    y_BTI = _linear(x_BTD, weight, bias)
+    y_BTLAK = y_BTI.view(*y_BTI.shape[:-1], len(denses), heads, -1)
     return [y_BTAK.transpose(1, 2) for y_BTAK in y_BTLAK.unbind(2)]
 
 
@@ -529,13 +531,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x·Wᵀ + b; where gradients are wanted, by `_Linear`."""
     learns = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
     if learns and not torch.is_autocast_enabled(x.device.type):
-        return _Linear.apply(x, weight, bias)
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return functional.linear(x, weight, bias)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·Wᵀ + b by oneDNN if it is a product of 32-bit floats on CPU: on AMD's it takes a sixth less time than MKL, torch's choice."""
-    if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled:
+    """x·Wᵀ + b by oneDNN if they are 32-bit floats on CPU: on AMD's it takes a sixth less time than MKL, torch's choice."""
+    available = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if available and x.device.type == "cpu" and x.dtype == torch.float32:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return functional.linear(x, weight, bias)
 
