@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zendaya.records import Event as Event
     from zendaya.schedule import Custom as Custom
     from zendaya.schedule import Full as Full
+    from zendaya.schedule import Learned as Learned
     from zendaya.schedule import PowerLaw as PowerLaw
     from zendaya.schedule import Schedule as Schedule
     from zendaya.schedule import WaitK as WaitK
@@ -26,6 +27,7 @@ _HOMES = {
     "Event": "records",
     "FeatureStore": "encoders.store",
     "Full": "schedule",
+    "Learned": "schedule",
     "Model": "model",
     "ModelConfig": "model",
     "PowerLaw": "schedule",

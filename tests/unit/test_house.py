@@ -27,7 +27,7 @@ ROOMS = [
     "engine",
     "policies",
     "stream",
-    "train",
+    "training",
     "evaluate",
     "audit",
     "recipes",
