@@ -353,10 +353,15 @@ class _Auditor:
         """The length head reads what it may: its buffer of the window, and nothing of its neighbours or the padding."""
         if self.model.length is None:
             return
-        path, keep = "length head", self._buffer(self.schedule)
-        self._check_head(
-            path, keep, "the predicted length", Model.length_logits, lambda window_TE, past: self.model.predict_steps(window_TE, keep, past)
-        )
+        keep = self._buffer(self.schedule)
+
+        def logits(model: Model, source_BTE: Tensor, lengths_B: Tensor, history: History | None) -> Tensor:
+            return model.length_logits(source_BTE, lengths_B, history)
+
+        def steps(window_TE: Tensor, past: Past) -> int:
+            return self.model.predict_steps(window_TE, keep, past)
+
+        self._check_head("length head", keep, "the predicted length", logits, steps)
 
     def check_dial(self, schedule: Learned) -> None:
         """The dial head reads what it may, for each γ it may settle for: that one's buffer."""

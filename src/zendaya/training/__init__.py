@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from zendaya.records import Clip
 from zendaya.schedule import Schedule, WaitK
 from zendaya.text import Tokenizer
 from zendaya.training.decoding import DecodingTask, Example, TaskConfig, Window, standardise
-from zendaya.training.dial import Dial
+from zendaya.training.dial import Dial, parse_training_schedule
 from zendaya.training.loop import HISTORY, TRAIN, VALID, LoopConfig, Result, Shown, run
 from zendaya.training.state import STATE
 
@@ -78,6 +78,19 @@ class TrainConfig:
             for field in dataclasses.fields(self)
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = RECIPE) -> TrainConfig:
+        """The config that a run wrote into its folder."""
+        try:
+            fields = dict(data)
+            fields["model"] = ModelConfig.from_dict(fields["model"], where)
+            fields["schedule"] = parse_training_schedule(fields["schedule"])
+            fields["splits"] = tuple(fields["splits"])
+            fields["loop"] = LoopConfig(**{**fields["loop"], "betas": tuple(fields["loop"]["betas"])})
+            return cls(**fields)
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"{where}: not a recipe of this version: {error}") from None
+
 
 def train(
     config: TrainConfig, *, data: str | Path, out: str | Path, store: str | Path | None = None, resume: bool = False,
@@ -90,9 +103,9 @@ def train(
     """
     folder = Path(out)
     reading = corpora.read(config.corpus, data)
-    features = _features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
+    features = read_features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
     tokenizer = _tokenizer(config, reading.usable)
-    examples, left_out = _examples(config, reading, features, tokenizer, limit)
+    examples, left_out = read_examples(config, reading, features, tokenizer, limit)
     stride = _stride(examples[TRAIN])
     schedule = config.schedule
     if isinstance(schedule, WaitK) and schedule.stride == 1.0:
@@ -105,7 +118,7 @@ def train(
         "examples": {split: len(each) for split, each in examples.items()}, "left_out": left_out, "rho": stride,
         "parameters": model.num_parameters,
     }  # fmt: skip
-    _begin(folder, signature, resume)
+    begin(folder, signature, resume)
     task = DecodingTask(
         model, features, examples,
         TaskConfig(
@@ -122,7 +135,7 @@ def learned_text(text: str, lower: bool) -> str:
     return re.sub(r"[^\w\s']", "", text.lower()).strip() if lower else text
 
 
-def _features(
+def read_features(
     config: TrainConfig, data: Path, folder: Path, data_digest: str, report: Callable[[EncodeProgress], None] | None
 ) -> FeatureStore:
     """The store of the recipe's encoder, encoded now if it is not there."""
@@ -170,7 +183,7 @@ def _model(config: TrainConfig, store: FeatureStore, tokenizer: Tokenizer) -> Mo
         return Model(config.model, tokenizer)
 
 
-def _examples(
+def read_examples(
     config: TrainConfig, reading: corpora.Reading, store: FeatureStore, tokenizer: Tokenizer, limit: int | None
 ) -> tuple[dict[str, Sequence[Example]], dict[str, int]]:
     """The examples of both splits, and how many were left out because their source or text does not fit the model."""
@@ -216,7 +229,7 @@ def _stride(examples: Sequence[Example]) -> float:
     return round(source / sum(len(example.window.ids) + 1 for example in examples), 3)
 
 
-def _begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
+def begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
     """A folder of its own for a new run; for one that goes on, the folder of the same run."""
     path = folder / RECIPE
     signature = json.loads(json.dumps(signature))
