@@ -71,13 +71,16 @@ class _PaddedHorizons(Model):
     """Horizons are cut off at the padded length, so that a short clip reads as much padding as its longest neighbour is long."""
 
     def batch(
-        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule, *,
-        scale: int | None = None, histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
+        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule | Sequence[Schedule], *,
+        scale: int | Sequence[int] | None = None, steps: Sequence[int] | None = None,
+        histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
     ) -> Batch:  # fmt: skip
+        assert isinstance(schedule, Schedule)
+        assert not isinstance(scale, Sequence)
         batch = super().batch(sources, targets, schedule, scale=scale, histories=histories)
         longest = max(source.shape[0] for source in sources)
-        steps = [len(target) + 1 for target in targets]
-        horizons_BN = torch.from_numpy(schedule.horizons([scale or longest] * len(steps), steps)).clamp_(max=longest)
+        true_steps = [len(target) + 1 for target in targets]
+        horizons_BN = torch.from_numpy(schedule.horizons([scale or longest] * len(targets), true_steps)).clamp_(max=longest)
         batch.horizons_BN[:, -horizons_BN.shape[1] :] = horizons_BN
         return batch
 

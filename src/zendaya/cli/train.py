@@ -94,7 +94,7 @@ def train(
     else:
         typer.echo(
             f"{result.folder}: {config.name}, {config.schedule}, seed {config.loop.seed}: {result.epochs} epochs, {result.steps} steps, "
-            f"{result.seconds:.0f} s; best validation loss {result.best_loss:.4f} after epoch {result.best_epoch}, in {result.folder / 'best'}"
+            f"{result.seconds:.0f} s; best validation loss {result.best_loss:.4f} after epoch {result.best_epoch}, in best/"
         )
 
 

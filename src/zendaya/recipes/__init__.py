@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def msvd() -> TrainConfig:
         name="msvd", corpus="msvd", folder="msvd", encoder="features:msvd_vgg16_pca512_3fps.npz,rate=3", schedule=PowerLaw(0.3),
         model=_small(dim=256, layers=2, source_dim=512, window=80, max_steps=40, dropout=0.2, vocab_size=3000), vocab_size=3000, lower=True,
         splits=("train", "val"), label_smoothing=0.1, source_noise=0.1,
-        loop=LoopConfig(epochs=4, batch_tokens=3000, learning_rate=1e-3, warmup_steps=300, patience=3, weight_decay=0.05),
+        loop=LoopConfig(epochs=3, batch_tokens=3000, learning_rate=1e-3, warmup_steps=300, patience=3, weight_decay=0.05),
     )  # fmt: skip
 
 
@@ -51,7 +52,8 @@ def librispeech() -> TrainConfig:
     """LibriSpeech utterances on block-causal Whisper tiny.en features at 12.5 tokens a second, small, from scratch."""
     return TrainConfig(
         name="librispeech", corpus="librispeech", folder="librispeech", encoder="whisper:tiny.en,block_s=1,pool=4", schedule=PowerLaw(0.3),
-        model=_small(dim=192, layers=3, source_dim=384, window=450, max_steps=200, dropout=0.1, vocab_size=1000), vocab_size=1000, lower=True,
+        model=_small(dim=192, layers=3, source_dim=384, window=450, max_steps=200, dropout=0.1, vocab_size=1000), vocab_size=1000,
+        lower=True,
         label_smoothing=0.1, source_noise=0.05,
         loop=LoopConfig(epochs=16, batch_tokens=3000, learning_rate=2e-3, warmup_steps=300, patience=5, weight_decay=0.05),
     )  # fmt: skip
@@ -90,10 +92,22 @@ def recipes() -> Iterator[str]:
 
 
 def recipe(name: str) -> TrainConfig:
-    """A recipe's config."""
+    """A recipe's config: by name, or in a JSON file, such as the recipe.json that every run leaves."""
+    if name.endswith(".json"):
+        return _from_file(Path(name))
     if name not in _RECIPES:
-        raise ConfigError(f"no recipe {name!r}; expected one of {', '.join(_RECIPES)}")
+        raise ConfigError(f"no recipe {name!r}; expected one of {', '.join(_RECIPES)}, or a .json file")
     return _RECIPES[name]()
+
+
+def _from_file(path: Path) -> TrainConfig:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: not JSON; expected a recipe, such as the recipe.json of a run") from None
+    return TrainConfig.from_dict(data.get("recipe", data) if isinstance(data, dict) else data, str(path))
 
 
 def inf(config: TrainConfig) -> TrainConfig:

@@ -80,15 +80,15 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = RECIPE) -> TrainConfig:
-        """The config that a run wrote into its folder."""
+        """The config that `to_dict` gave; an unknown, missing or ill-typed field is a ConfigError."""
         try:
             fields = dict(data)
             fields["model"] = ModelConfig.from_dict(fields["model"], where)
             fields["schedule"] = parse_training_schedule(fields["schedule"])
-            fields["splits"] = tuple(fields["splits"])
-            fields["loop"] = LoopConfig(**{**fields["loop"], "betas": tuple(fields["loop"]["betas"])})
+            fields["loop"] = LoopConfig(**{**fields.get("loop", {}), "betas": tuple(fields.get("loop", {}).get("betas", (0.9, 0.98)))})
+            fields["splits"] = tuple(fields.get("splits", ("train", "valid")))
             return cls(**fields)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ConfigError(f"{where}: not a recipe of this version: {error}") from None
 
 
@@ -103,9 +103,9 @@ def train(
     """
     folder = Path(out)
     reading = corpora.read(config.corpus, data)
-    features = read_features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
+    features = _features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
     tokenizer = _tokenizer(config, reading.usable)
-    examples, left_out = read_examples(config, reading, features, tokenizer, limit)
+    examples, left_out = _examples(config, reading, features, tokenizer, limit)
     stride = _stride(examples[TRAIN])
     schedule = config.schedule
     if isinstance(schedule, WaitK) and schedule.stride == 1.0:
@@ -118,7 +118,7 @@ def train(
         "examples": {split: len(each) for split, each in examples.items()}, "left_out": left_out, "rho": stride,
         "parameters": model.num_parameters,
     }  # fmt: skip
-    begin(folder, signature, resume)
+    _begin(folder, signature, resume)
     task = DecodingTask(
         model, features, examples,
         TaskConfig(
@@ -135,7 +135,7 @@ def learned_text(text: str, lower: bool) -> str:
     return re.sub(r"[^\w\s']", "", text.lower()).strip() if lower else text
 
 
-def read_features(
+def _features(
     config: TrainConfig, data: Path, folder: Path, data_digest: str, report: Callable[[EncodeProgress], None] | None
 ) -> FeatureStore:
     """The store of the recipe's encoder, encoded now if it is not there."""
@@ -183,7 +183,7 @@ def _model(config: TrainConfig, store: FeatureStore, tokenizer: Tokenizer) -> Mo
         return Model(config.model, tokenizer)
 
 
-def read_examples(
+def _examples(
     config: TrainConfig, reading: corpora.Reading, store: FeatureStore, tokenizer: Tokenizer, limit: int | None
 ) -> tuple[dict[str, Sequence[Example]], dict[str, int]]:
     """The examples of both splits, and how many were left out because their source or text does not fit the model."""
@@ -229,7 +229,7 @@ def _stride(examples: Sequence[Example]) -> float:
     return round(source / sum(len(example.window.ids) + 1 for example in examples), 3)
 
 
-def begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
+def _begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
     """A folder of its own for a new run; for one that goes on, the folder of the same run."""
     path = folder / RECIPE
     signature = json.loads(json.dumps(signature))

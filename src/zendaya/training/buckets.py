@@ -10,6 +10,8 @@ from zendaya.errors import ConfigError
 
 SPREAD = 0.1
 """How far an example may stray from its place in the order of lengths, as a share of its length: batches differ from epoch to epoch."""
+BIN = 1.2
+"""Sources within this factor of each other count as of like length; among them, the order is that of the texts."""
 
 
 def plan(sizes: Sequence[tuple[int, int]], batch_tokens: int, rng: np.random.Generator, *, multiple: int = 1) -> list[list[int]]:
@@ -27,11 +29,12 @@ def plan(sizes: Sequence[tuple[int, int]], batch_tokens: int, rng: np.random.Gen
         raise ConfigError(f"an optimiser step needs at least {multiple} examples, one a micro-batch: got {size.shape[0]}; accumulate less")
     if (largest := int(size.sum(1).max())) > batch_tokens:
         raise ConfigError(f"batch_tokens must hold the longest example, {largest} source tokens and text rows: got {batch_tokens}")
-    key = size.sum(1) * np.exp(rng.uniform(-SPREAD, SPREAD, size.shape[0]))
+    source_key, rows_key = (np.log(np.maximum(size, 1)) + rng.uniform(-SPREAD, SPREAD, size.shape)).T
+    order = np.lexsort((rows_key, np.floor(source_key / np.log(BIN))))
     batches: list[list[int]] = []
     batch: list[int] = []
     source = rows = 0
-    for index in np.argsort(key, kind="stable").tolist():
+    for index in order.tolist():
         source, rows = max(source, int(size[index, 0])), max(rows, int(size[index, 1]))
         if (len(batch) + 1) * (source + rows) > batch_tokens:
             batches.append(batch)

@@ -157,5 +157,5 @@ def standardise(model: Model, store: FeatureStore, windows: Sequence[Window], *,
     if not 0 < size < float("inf"):
         raise ConfigError(f"{store.path}: the training features do not vary, or are not finite: size {size}; check the encoder")
     with torch.no_grad():
-        projection.weight /= size
-        projection.bias -= (projection.weight.double() @ mean_E).float()
+        projection.weight.div_(size)
+        projection.bias.sub_((projection.weight.double() @ mean_E).float())

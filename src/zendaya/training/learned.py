@@ -36,7 +36,7 @@ from zendaya.length import InfLength
 from zendaya.metrics.latency import average_proportion, differentiable_average_lagging, length_adaptive_average_lagging
 from zendaya.model import WEIGHTS, Model, settled
 from zendaya.schedule import PowerLaw
-from zendaya.training import RECIPE, TrainConfig, begin, read_examples, read_features
+from zendaya.training import RECIPE, TrainConfig, _begin, _examples, _features
 from zendaya.training.buckets import plan
 from zendaya.training.decoding import IGNORED, Example
 from zendaya.training.dial import Dial
@@ -351,7 +351,7 @@ class Material:
         """Examples of two splits of the corpus, at most `texts` of a clip."""
         assert self.model.tokenizer is not None
         config = dataclasses.replace(self.config, splits=splits)
-        found, _ = read_examples(config, self.reading, self.store, self.model.tokenizer, None)
+        found, _ = _examples(config, self.reading, self.store, self.model.tokenizer, None)
         return {split: _few(examples, texts)[:limit] for split, examples in found.items()}
 
 
@@ -372,7 +372,7 @@ def open_run(folder: str | Path, *, data: str | Path, store: str | Path | None =
     path = Path(folder)
     config = recipe_of(path)
     reading = corpora.read(config.corpus, data)
-    features = read_features(config, Path(data), Path(store) if store is not None else path / "features", reading.digest, None)
+    features = _features(config, Path(data), Path(store) if store is not None else path / "features", reading.digest, None)
     model = Model.from_pretrained(path / BEST)
     if model.tokenizer is None:
         raise CheckpointError(f"{path / BEST}: has no tokenizer to read the corpus with")
@@ -408,7 +408,7 @@ def learn_gamma(
         "checkpoint_digest": material.checkpoint_digest, "data_digest": material.reading.digest,
         "examples": {split: len(each) for split, each in examples.items()},
     }  # fmt: skip
-    begin(folder, signature, resume)
+    _begin(folder, signature, resume)
     costs = {
         split: cached_costs(folder / f"costs-{split}.npz", material, each, config.gammas, measuring) for split, each in examples.items()
     }

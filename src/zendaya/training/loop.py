@@ -83,8 +83,10 @@ class Task(Protocol):
 
     module: nn.Module
     """`module(batch)` gives named sums; its parameters with `requires_grad` are trained."""
-    weights: Mapping[str, float]
-    """loss = Σ weights[k] · sums[k] / counts[k], over the whole of an optimiser step."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """loss = Σ weights[k] · sums[k] / counts[k], over the whole of an optimiser step."""
 
     def sizes(self, split: str) -> list[tuple[int, int]]:
         """Source tokens and text rows of each example of `train` or `valid`."""
@@ -228,8 +230,8 @@ class _Loop:
                 parts: dict[str, Tensor] = self.module(batch)
                 loss = sum(((self.task.weights[k] / counts[k]) * v for k, v in parts.items()), torch.zeros((), device=fabric.device))
                 fabric.backward(loss * fabric.world_size)  # processes average their gradients; the loss is a sum over them
-            for key, value in parts.items():
-                sums[key] = sums.get(key, 0.0) + float(value.detach())
+            for key, part in parts.items():
+                sums[key] = sums.get(key, 0.0) + float(part.detach())
         norm = fabric.clip_gradients(self.module, self.optimiser, max_norm=config.clip, error_if_nonfinite=False)
         assert norm is not None
         if not math.isfinite(float(norm)):
