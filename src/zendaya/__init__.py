@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zendaya.encoders.store import FeatureStore as FeatureStore
     from zendaya.errors import ZendayaError as ZendayaError
+    from zendaya.evaluate import evaluate_corpus as evaluate_corpus
+    from zendaya.metrics.scores import Scores as Scores
+    from zendaya.metrics.scores import score as score
     from zendaya.model import Model as Model
     from zendaya.model import ModelConfig as ModelConfig
     from zendaya.records import Event as Event
+    from zendaya.records import Trace as Trace
     from zendaya.schedule import Custom as Custom
     from zendaya.schedule import Full as Full
     from zendaya.schedule import Learned as Learned
@@ -32,10 +36,14 @@ _HOMES = {
     "ModelConfig": "model",
     "PowerLaw": "schedule",
     "Schedule": "schedule",
+    "Scores": "metrics.scores",
     "Session": "stream",
     "Tokenizer": "text",
+    "Trace": "records",
     "WaitK": "schedule",
     "ZendayaError": "errors",
+    "evaluate_corpus": "evaluate",
+    "score": "metrics.scores",
 }
 __all__ = sorted(_HOMES)
 

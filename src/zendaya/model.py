@@ -229,6 +229,13 @@ class Model(
         logits_BNV: Tensor = self.decoder(batch.ids_BN, batch.source_BFE, batch.horizons_BN, history=batch.history)
         return logits_BNV[:, len(self.config.framing.prompt) - 1 :]
 
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> Tensor:
+        """Sum of the cross-entropies of the batch's targets: those of `forward`'s logits, without making them all."""
+        targets_BN = nn.functional.pad(batch.targets_BN, (len(self.config.framing.prompt) - 1, 0), value=-100)
+        return self.decoder.loss(
+            batch.ids_BN, batch.source_BFE, batch.horizons_BN, targets_BN, history=batch.history, label_smoothing=label_smoothing
+        )
+
     # Length.
 
     def length_logits(self, source_BTE: Tensor, lengths_B: Tensor, history: History | None = None) -> Tensor:

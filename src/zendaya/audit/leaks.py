@@ -30,11 +30,10 @@ class _OpenHistory(Decoder):
 class _MaskAfterSoftmax(Decoder):
     """Weights beyond the horizon are zeroed after the softmax, whose sum has already seen them."""
 
-    def _cross(self, attention: Attention, x_BND: Tensor, memory_BMD: Tensor, mask_B1NM: Tensor) -> Tensor:
-        k_BAMK, v_BAMK = attention.keys_values(memory_BMD)
+    def _cross(self, attention: Attention, x_BND: Tensor, k_BAMK: Tensor, v_BAMK: Tensor, mask_B1NM: Tensor) -> Tensor:
         q_BANK = attention._split(attention.query(x_BND))
         weights_BANM = torch.softmax(q_BANK @ k_BAMK.transpose(-1, -2) * k_BAMK.shape[-1] ** -0.5, -1)
-        return attention._join((weights_BANM * mask_B1NM) @ v_BAMK)
+        return attention._join((weights_BANM * mask_B1NM.exp()) @ v_BAMK)
 
 
 class _BidirectionalSource(Decoder):

@@ -55,7 +55,7 @@ def librispeech() -> TrainConfig:
         model=_small(dim=192, layers=3, source_dim=384, window=450, max_steps=200, dropout=0.1, vocab_size=1000), vocab_size=1000,
         lower=True,
         label_smoothing=0.1, source_noise=0.05,
-        loop=LoopConfig(epochs=16, batch_tokens=3000, learning_rate=2e-3, warmup_steps=300, patience=5, weight_decay=0.05),
+        loop=LoopConfig(epochs=12, batch_tokens=3000, learning_rate=2e-3, warmup_steps=300, patience=5, weight_decay=0.05),
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def multi30k() -> TrainConfig:
     return TrainConfig(
         name="multi30k", corpus="multi30k", folder="multi30k", encoder="text", schedule=PowerLaw(0.7), model=model, vocab_size=3000,
         splits=("train", "val"), label_smoothing=0.1,
-        loop=LoopConfig(epochs=6, batch_tokens=2500, learning_rate=2e-3, warmup_steps=500, patience=3, weight_decay=0.01),
+        loop=LoopConfig(epochs=4, batch_tokens=2500, learning_rate=2e-3, warmup_steps=250, patience=3, weight_decay=0.01),
     )  # fmt: skip
 
 

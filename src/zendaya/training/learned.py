@@ -38,7 +38,7 @@ from zendaya.model import WEIGHTS, Model, settled
 from zendaya.schedule import PowerLaw
 from zendaya.training import RECIPE, TrainConfig, _begin, _examples, _features
 from zendaya.training.buckets import plan
-from zendaya.training.decoding import IGNORED, Example
+from zendaya.training.decoding import Example
 from zendaya.training.dial import Dial
 from zendaya.training.loop import BEST, TRAIN, VALID, LoopConfig, Result, Shown, run
 
@@ -133,7 +133,7 @@ def measure(
             predicted = (logits_BC.argmax(-1) + 1).tolist()
             texts = [example.window.ids for example in chosen]
             batch = model.batch(sources, texts, schedule, scale=scale, steps=predicted, histories=histories)
-            losses_BN = functional.cross_entropy(model(batch).transpose(1, 2), batch.targets_BN, ignore_index=IGNORED, reduction="none")
+            losses_BN = functional.cross_entropy(model(batch).transpose(1, 2), batch.targets_BN, reduction="none")  # 0 past a text's end
             loss_WG[indices, place] = (losses_BN.double().sum(1) / torch.from_numpy(steps_W[indices])).numpy()
             for index, number, expected in zip(indices, numbers, predicted, strict=True):
                 horizons = schedule.horizons(scale or number, expected, num_steps=int(steps_W[index]))
