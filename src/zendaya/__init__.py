@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zendaya.records import Trace as Trace
     from zendaya.schedule import Custom as Custom
     from zendaya.schedule import Full as Full
+    from zendaya.schedule import Learned as Learned
     from zendaya.schedule import PowerLaw as PowerLaw
     from zendaya.schedule import Schedule as Schedule
     from zendaya.schedule import WaitK as WaitK
@@ -38,6 +39,7 @@ _HOMES = {
     "FeatureStore": "encoders.store",
     "Full": "schedule",
     "LoopConfig": "training.loop",
+    "Learned": "schedule",
     "Model": "model",
     "ModelConfig": "model",
     "PowerLaw": "schedule",

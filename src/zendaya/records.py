@@ -77,6 +77,8 @@ class Event:
     """N̂ of the window."""
     last: bool
     """Whether the window's text ends here."""
+    gamma: float | None = None
+    """γ of the window where the model chose it, before its first step; None where the schedule was given."""
 
 
 Scale = Literal["segment", "window"]

@@ -16,7 +16,7 @@ from zendaya.metrics.latency import (
 )
 from zendaya.metrics.quality import Normalise, Quality, quality
 from zendaya.records import Scale, Trace
-from zendaya.schedule import Full, PowerLaw, parse_schedule
+from zendaya.schedule import Full, Learned, PowerLaw, Schedule, parse_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
     schedule = parse_schedule(traces[0].schedule)
     hypotheses, references = [trace.text for trace in traces], [trace.references for trace in traces]
     counted = [float(np.mean(trace.reference_steps)) for trace in traces if trace.reference_steps]
-    planned = [np.mean([schedule.exposure(trace.window, steps) for steps in trace.predicted_steps]) for trace in traces]
+    planned = [_planned(schedule, trace) for trace in traces]
     return Scores(
         schedule=traces[0].schedule,
         scale=traces[0].scale,
@@ -90,6 +90,13 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
         predicted_steps=float(np.mean([sum(trace.predicted_steps) for trace in traces])),
         reference_steps=float(np.mean(counted)) if counted else None,
     )
+
+
+def _planned(schedule: Schedule, trace: Trace) -> float:
+    """Ē as the schedule has it; a learned one is known by the horizons it gave."""
+    if isinstance(schedule, Learned):
+        return float(np.mean(trace.horizons)) / trace.window
+    return float(np.mean([schedule.exposure(trace.window, steps) for steps in trace.predicted_steps]))
 
 
 def _latency_s(traces: list[Trace]) -> Latency | None:
