@@ -258,7 +258,7 @@ class Decoder(nn.Module):
         With a history, its rows come first, read the window before and nothing else, and are not returned (method.md §4).
         """
         x_BND, spoiled_BN = self.rows(ids_BN, source_BFE, horizons_BN, history=history)
-        logits_BNV = self._logits(x_BND)
+        logits_BNV = self.project(x_BND)
         return logits_BNV.masked_fill(spoiled_BN[..., None], torch.nan) if spoiled_BN.any() else logits_BNV
 
     def loss(
@@ -360,7 +360,8 @@ class Decoder(nn.Module):
         x_BND = self.tokens(ids_BN) + self.positions(positions)
         return x_BND * _dropout_noise(x_BND, self.config.dropout) if self.training and self.config.dropout else x_BND
 
-    def _logits(self, x_BND: Tensor) -> Tensor:
+    def project(self, x_BND: Tensor) -> Tensor:
+        """Logits of the rows' last states."""
         return functional.linear(self.norm(x_BND), self.tokens.weight)
 
     def _embed_source(self, source_BFE: Tensor) -> tuple[Tensor, Tensor]:
@@ -491,7 +492,7 @@ class Decoder(nn.Module):
 
             x_BND = layer(x_BND, attend_self, attend_cross)
         cache.num_rows += num_rows
-        return self._logits(x_BND[:, -1])
+        return self.project(x_BND[:, -1])
 
     @staticmethod
     def _cross_sliced(

@@ -37,10 +37,11 @@ class _Stream:
     model: Model
     window: int
     """W: a constant, not the recording's own length, which is future information."""
-    steps: int
+    steps: int | None = None
+    """N̂ where the model has not been trained to predict it."""
 
     def open(self, gamma: float) -> Session:
-        return self.model.open(PowerLaw(gamma), window=self.window, steps=self.steps, max_steps=self.steps + 8)
+        return self.model.open(PowerLaw(gamma), window=self.window, steps=self.steps)
 
 
 def run(console: Console) -> None:
@@ -88,23 +89,21 @@ def _caption(console: Console, source: _Stream, gamma: float) -> None:
 
 
 def _speech() -> _Stream | None:
-    """Whisper tiny.en on a real recording, or None where either is not installed."""
+    """Whisper tiny.en, adapted to the dial, on a real recording, or None where either is not installed."""
     try:
         from zendaya.encoders.media import SAMPLE_RATE, read_audio
-        from zendaya.encoders.whisper import load_weights
-        from zendaya.encoders.whisper_stream import load_whisper
-        from zendaya.pretrained import whisper_decoder
+        from zendaya.pretrained import load_adapted
 
         recording = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
-        weights, encoder = load_weights("tiny.en"), load_whisper("tiny.en", block_s=2.0)
+        adapted = load_adapted()
         chunks = [chunk.samples for chunk in read_audio(recording)]
     except (MissingExtraError, ModuleNotFoundError):
         return None
-    samples = np.concatenate(chunks)
+    samples, block_s = np.concatenate(chunks), adapted.encoder.block / adapted.encoder.traits.tokens_per_s
     return _Stream(
-        what="speech, heard by Whisper tiny.en in blocks of 2 s and written by its decoder on the dial (which it was not trained for)",
-        raw=samples, chunks=chunks, length_s=samples.size / SAMPLE_RATE, encoder=encoder, model=whisper_decoder(weights),
-        window=500, steps=24,
+        what=f"speech, heard by Whisper tiny.en in blocks of {block_s:g} s and written on the dial, both adapted to it",
+        raw=samples, chunks=chunks, length_s=samples.size / SAMPLE_RATE, encoder=adapted.encoder, model=adapted.model,
+        window=adapted.model.config.window,
     )  # fmt: skip
 
 

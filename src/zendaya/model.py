@@ -53,6 +53,8 @@ class ModelConfig:
     history: bool = True
     """Whether a window is decoded after the text of the one before it (prefix forcing, Sec. 3.1)."""
     framing: Framing = dataclasses.field(default_factory=Framing)
+    pace: bool = False
+    """Whether N̂ is that of a whole window at the pace of the source, also where the source ends sooner; it scales with the window."""
     gammas: tuple[float, ...] = ()
     """Above none, the dial settings that a dial head, of the length head's kind, chooses from for each window, in rising order."""
     lag_price: float = 0.0
@@ -63,8 +65,9 @@ class ModelConfig:
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"model config: {name} must be a whole number, at least 1: got {value!r}")
-        if not isinstance(self.history, bool):
-            raise ConfigError(f"model config: history must be true or false: got {self.history!r}")
+        for name in ("history", "pace"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"model config: {name} must be true or false: got {getattr(self, name)!r}")
         if not 1 <= self.window <= self.decoder.max_source:
             raise ConfigError(
                 f"model config: window must lie in 1 … {self.decoder.max_source}, the decoder's max_source: got {self.window}"
@@ -95,8 +98,10 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        if not self.gammas:  # a model without a dial head is written as before there were any
+        if not self.gammas:  # a model without these is written as before there were any
             del record["gammas"], record["lag_price"]
+        if not self.pace:
+            del record["pace"]
         return record
 
     @classmethod
@@ -320,7 +325,7 @@ class Model(
         metadata = {"format": "pt", "zendaya_format": str(FORMAT), "config": json.dumps(self.config.to_dict())}
         if self.tokenizer is not None:
             metadata["tokenizer"] = self.tokenizer.to_json()
-        metadata["sha256"] = _digest(tensors, metadata)
+        metadata["sha256"] = digest(tensors, metadata)
         data = safetensors.torch.save(tensors, metadata)
 
         def drop_copies() -> None:
@@ -408,7 +413,7 @@ def _pad(rows: list[Tensor], value: float) -> Tensor:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """SHA-256 over every name, type, shape and byte of the weights, and the metadata beside them."""
     digest = hashlib.sha256()
     for key in sorted(metadata.keys() - {"sha256"}):
@@ -430,6 +435,11 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 f"{folder}: holds a pickle ({pickles[0]}), which can run code when read; only {WEIGHTS} is read: convert it"
             )
         raise CheckpointError(f"{folder}: not a checkpoint: expected {WEIGHTS} in it")
+    return read_checkpoint(path)
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file this library wrote, its checksum verified."""
     try:
         data = path.read_bytes()
         if data[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
@@ -449,7 +459,7 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(
             f"{path}: expected a checkpoint of this library, format {FORMAT}: got {metadata.get('zendaya_format', 'another file')}"
         )
-    if _digest(tensors, metadata) != metadata["sha256"]:
+    if digest(tensors, metadata) != metadata["sha256"]:
         raise CheckpointError(
             f"{path}: checksum does not match: the file was damaged or changed after it was saved; fetch or save it again"
         )

@@ -1,13 +1,19 @@
-"""Published decoders put into ours: Whisper's weights, one for one."""
+"""Published decoders put into ours: Whisper's weights, one for one, and Whisper adapted to the dial."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.resources
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from zendaya.adapter import ADAPTER, Adapter, check_base
 from zendaya.decoder import DecoderConfig
-from zendaya.encoders.whisper import WhisperWeights
+from zendaya.encoders.whisper import WhisperWeights, load_encoder, load_weights
+from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.errors import CheckpointError
 from zendaya.model import Model, ModelConfig
 from zendaya.text import Framing, Tokenizer
@@ -44,6 +50,45 @@ def whisper_decoder(weights: WhisperWeights, *, language: str = "en") -> Model:
     model = Model(whole, tokenizer)
     model.decoder.load_state_dict(_rename(weights.state, config.decoder_layers))
     return model.eval()
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A speech model for live use: the encoder that hears in blocks, the model that writes on the dial, what they were made from."""
+
+    encoder: WhisperBlocks
+    model: Model
+    digest: str
+    """SHA-256 of the adapter."""
+
+
+def load_adapted(name: str | Path = "tiny.en-dial", **hub: Any) -> Adapted:
+    """Whisper adapted to the dial: one that is shipped with the library by its name, or the folder or file a training wrote."""
+    path = _adapter_path(name)
+    adapter = Adapter.load(path)
+    config = adapter.config
+    weights = load_weights(config.base, **hub)
+    check_base(adapter, weights, path)
+    encoder, base = load_encoder(weights), whisper_decoder(weights)
+    model = Model(config.model, base.tokenizer)
+    model.decoder.load_state_dict(base.decoder.state_dict())
+    adapter.merge(encoder, model)
+    known = f"{config.base}+{path.stem if path.name != ADAPTER else path.parent.name}@{adapter.digest[:8]}"
+    return Adapted(WhisperBlocks(encoder, known, block_s=config.block_s, ceiling=config.ceiling), model.eval(), adapter.digest)
+
+
+def _adapter_path(name: str | Path) -> Path:
+    path = Path(name)
+    if path.is_dir():
+        path = path / ADAPTER
+    elif path.suffix != ".safetensors":
+        path = Path(str(importlib.resources.files("zendaya"))) / "shipped" / f"{name}.safetensors"
+        if not path.is_file():
+            shipped = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
+            raise CheckpointError(f"{name}: no adapter of that name is shipped (there are: {shipped}), and no such folder is here")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such adapter; expected a folder with {ADAPTER}, a .safetensors file, or a shipped name")
+    return path
 
 
 def _rename(state: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:

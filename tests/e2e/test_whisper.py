@@ -12,10 +12,12 @@ import torch
 
 from zendaya import Full, Model, PowerLaw
 from zendaya.audit import audit
+from zendaya.audit.raw import audit_to_text
+from zendaya.encoders import encode
 from zendaya.encoders.ctranslate2 import read_pinned, read_variables
 from zendaya.encoders.whisper import SAMPLE_RATE, TINY_EN_SHA256, encode_offline, load_encoder, load_weights
 from zendaya.errors import CheckpointError, ZendayaError
-from zendaya.pretrained import whisper_decoder
+from zendaya.pretrained import load_adapted, whisper_decoder
 
 transformers = pytest.importorskip("transformers", reason="the extra 'audio' is not installed")
 needs_weights = pytest.mark.skipif(
@@ -228,3 +230,17 @@ def test_too_much_audio_is_refused(encoder):
         encode_offline(encoder, np.zeros(31 * SAMPLE_RATE))
     with pytest.raises(ZendayaError, match="30 s"):
         encode_offline(encoder, np.zeros((2, 100)))
+
+
+@needs_weights
+@needs_recording
+def test_the_shipped_adapter_transcribes_a_recording():
+    adapted = load_adapted()
+    samples = recording("beckett.wav")
+    tokens = encode(adapted.encoder, [samples])
+    session = adapted.model.open(PowerLaw(0), window=1500)
+    text = "".join(event.text for event in [*session.push(tokens.values_TE), *session.finish()])
+    assert words(text) == ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
+    assert text != text.lower()
+    through = audit_to_text(adapted.encoder, samples[: 6 * SAMPLE_RATE], lambda: adapted.model.open(PowerLaw(0.5), window=250), num_cuts=2)
+    assert through.clean, str(through)

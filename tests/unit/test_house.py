@@ -22,6 +22,7 @@ ROOMS = [
     "decoder",
     "length",
     "model",
+    "adapter",
     "encode",
     "pretrained",
     "engine",
@@ -49,6 +50,7 @@ MAY_IMPORT = {
     "decoder": {"schedule", "text"},
     "length": {"schedule", "text"},
     "model": {"atomic", "decoder", "length", "schedule", "text"},
+    "adapter": {"atomic", "encoders", "model"},
 }
 # Model.open is a convenience on the model that builds the runtime above it, when it is called.
 UPWARD = {("model", "stream")}

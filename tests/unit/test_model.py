@@ -140,14 +140,14 @@ def test_an_edited_config_is_refused_and_a_deleted_copy_is_not(folder):
 
 def resave(folder, change):
     """Write the weights file again with changed content and a right checksum: the mismatch itself must be found."""
-    from zendaya.model import _digest
+    from zendaya.model import digest
 
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata()
     change(tensors, metadata)
-    metadata["sha256"] = _digest(tensors, metadata)
+    metadata["sha256"] = digest(tensors, metadata)
     safetensors.torch.save_file(tensors, path, metadata)
     for name in ("config.json", "tokenizer.json"):
         (folder / name).unlink(missing_ok=True)

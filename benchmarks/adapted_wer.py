@@ -1,0 +1,235 @@
+"""Word errors of adapted Whisper on LibriSpeech: whole utterances at γ = 0 beside the unadapted model, and live under the dial.
+
+python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|whole|live|all] [--every 1]
+
+FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
+`baseline`: unadapted Whisper, `full` features, whole utterances: of the tokens of the recording alone, and of Whisper's 30 s with silence.
+`blocks`: unadapted Whisper on block features, whole utterances. `whole`: adapted, block features, whole utterances, γ = 0.
+`live`: chapters of utterances back to back as endless streams, in windows, N̂ from the length head, for each γ.
+Words are compared after Whisper's English normalisation (without its spelling map). Nothing is drawn at random: there is no seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zendaya.corpora import read
+from zendaya.encoders import encode
+from zendaya.encoders.media import SAMPLE_RATE, read_audio
+from zendaya.encoders.whisper import encode_offline, load_encoder, load_weights
+from zendaya.encoders.whisper_stream import WhisperBlocks
+from zendaya.metrics.latency import average_lagging
+from zendaya.model import Model
+from zendaya.pretrained import load_adapted, whisper_decoder
+from zendaya.records import Clip
+from zendaya.schedule import PowerLaw
+
+GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5)
+SPAN = 30 * SAMPLE_RATE
+
+
+@dataclass
+class Heard:
+    """What was written for one recording: its words, and when each was finished; and the lag of each of its windows."""
+
+    name: str
+    text: str
+    words: list[tuple[str, float]] = field(default_factory=list)
+    window_lags_s: list[float] = field(default_factory=list)
+    first_s: float = 0.0
+
+
+def samples_of(folder: Path, clips: Iterable[Clip]) -> np.ndarray:
+    """The recordings of clips, back to back."""
+    return np.concatenate([chunk.samples for clip in clips for chunk in read_audio(folder / clip.media)])
+
+
+def listen(model: Model, tokens: Any, gamma: float, window: int, length_s: float, per_s: float) -> Heard:
+    """A live session fed as the tokens arrive."""
+    session = model.open(PowerLaw(gamma), window=window)
+    heard, pending, horizons = Heard("", ""), "", list[int]()
+
+    def take(events: Iterable[Any], now_s: float) -> None:
+        nonlocal pending
+        for event in events:
+            if not heard.text.strip():
+                heard.first_s = now_s
+            if pending and event.text[:1] in (" ", "") and event.text:
+                heard.words.append((pending, now_s))
+                pending = ""
+            pending += event.text
+            heard.text += event.text
+            horizons.append(event.effective_horizon)
+            if event.last:
+                if len(horizons) > 1:
+                    delays = [h / per_s for h in horizons[:-1]]
+                    heard.window_lags_s.append(average_lagging(delays, source=max(delays), target=len(delays)))
+                horizons.clear()
+
+    for moment_s, group in itertools.groupby(range(len(tokens)), key=lambda i: tokens.arrival_s[i]):
+        places = list(group)
+        take(session.push(tokens.values_TE[places[0] : places[-1] + 1]), float(moment_s))
+    take(session.finish(), length_s)
+    if pending:
+        heard.words.append((pending, length_s))
+    return heard
+
+
+_worker: dict[str, Any] = {}
+
+
+def begin(options: argparse.Namespace) -> None:
+    """Load what a process needs, once."""
+    torch.set_num_threads(1)
+    _worker.update(options=options, folder=Path(options.folder))
+    if options.part in ("baseline", "blocks"):
+        weights = load_weights("tiny.en")
+        _worker.update(encoder=load_encoder(weights), model=whisper_decoder(weights))
+        if options.part == "blocks":
+            _worker["encoder"] = WhisperBlocks(_worker["encoder"], "tiny.en", block_s=options.block_s)
+    else:
+        adapted = load_adapted(options.adapter)
+        _worker.update(encoder=adapted.encoder, model=adapted.model)
+
+
+def decode_one(clips: list[Clip]) -> dict[str, Heard]:
+    """One recording under every setting asked for."""
+    options, model = _worker["options"], _worker["model"]
+    samples_S = samples_of(_worker["folder"], clips)
+    length_s = samples_S.size / SAMPLE_RATE
+    name = clips[0].id if options.part != "live" else clips[0].stream
+    found = {}
+    if options.part == "baseline":
+        for label in ("full, its own tokens", "full, 30 s with silence"):
+            text = ""
+            for first in range(0, samples_S.size, SPAN):
+                piece_S = samples_S[first : first + SPAN]
+                tokens_TE = encode_offline(_worker["encoder"], piece_S)
+                session = model.open(PowerLaw(0.0))
+                kept_TE = tokens_TE if "silence" in label else tokens_TE[: -(-piece_S.size // 320)]
+                text += "".join(event.text for event in [*session.push(kept_TE), *session.finish()])
+            found[label] = Heard(name, text)
+        return found
+    tokens = encode(_worker["encoder"], [samples_S])
+    per_s = _worker["encoder"].traits.tokens_per_s
+    if options.part in ("whole", "blocks"):
+        found["gamma=0.0, whole utterances"] = listen(model, tokens, 0.0, 1500, length_s, per_s)
+    else:
+        for gamma in options.gammas:
+            found[f"gamma={gamma}"] = listen(model, tokens, gamma, options.window, length_s, per_s)
+    for heard in found.values():
+        heard.name = name
+    return found
+
+
+def normaliser() -> Callable[[str], str]:
+    """Whisper's English normalisation."""
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+    return EnglishTextNormalizer({})
+
+
+def word_lags_s(heard: Heard, said: list[tuple[str, float]]) -> list[float]:
+    """Seconds from the end of each word that was said to the moment it stood there, for those that were written rightly."""
+    import jiwer
+
+    normal = normaliser()
+    ours = [(part, at_s) for word, at_s in heard.words for part in normal(word).split()]
+    theirs = [(part, at_s) for word, at_s in said for part in normal(word).split()]
+    if not ours or not theirs:
+        return []
+    result = jiwer.process_words([" ".join(w for w, _ in theirs)], [" ".join(w for w, _ in ours)])
+    return [
+        ours[chunk.hyp_start_idx + i][1] - theirs[chunk.ref_start_idx + i][1]
+        for chunk in result.alignments[0]
+        if chunk.type == "equal"
+        for i in range(chunk.ref_end_idx - chunk.ref_start_idx)
+    ]
+
+
+def main() -> None:
+    """Decode, score, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--adapter", default="tiny.en-dial")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--part", choices=["baseline", "blocks", "whole", "live"], default="whole")
+    parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
+    parser.add_argument("--gammas", type=lambda text: [float(part) for part in text.split(",")], default=list(GAMMAS))
+    parser.add_argument("--window", type=int, default=500)
+    parser.add_argument("--every", type=int, default=1, help="take every n-th recording")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--texts", type=Path, help="write the texts there as JSON lines")
+    options = parser.parse_args()
+    reading = read("librispeech", options.folder)
+    clips = [clip for clip in reading.usable if clip.split == options.split]
+    jobs = [[clip] for clip in clips]
+    if options.part == "live":
+        jobs = [list(group) for _, group in itertools.groupby(clips, key=lambda clip: clip.stream)]
+    jobs = sorted(jobs[:: options.every], key=lambda job: -sum(clip.duration_s for clip in job))
+    begun = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.processes, begin, (options,)) as pool:
+        results = pool.map(decode_one, jobs, chunksize=1)
+    spent_s = time.perf_counter() - begun
+    report(options, reading.digest, jobs, results, spent_s)
+
+
+def report(options: argparse.Namespace, digest: str, jobs: list[list[Clip]], results: list[dict[str, Heard]], spent_s: float) -> None:
+    """Print the scores, and what they are of."""
+    import jiwer
+
+    normal = normaliser()
+    hours = sum(clip.duration_s for job in jobs for clip in job) / 3600
+    print(f"LibriSpeech {options.split}, data sha256:{digest[:16]}, {len(jobs)} recordings, {hours:.2f} h; part {options.part}")
+    if options.part in ("whole", "live"):
+        adapted, window = load_adapted(options.adapter), options.window if options.part == "live" else 1500
+        print(f"adapter sha256:{adapted.digest[:16]}, {adapted.encoder.traits.name}; window {window}")
+    references = [normal(" ".join(clip.references[0] for clip in job)) for job in jobs]
+    times = _said(Path(options.folder), jobs) if options.part == "live" else None
+    for setting in results[0]:
+        heard = [result[setting] for result in results]
+        score = jiwer.process_words(references, [normal(each.text) for each in heard])
+        line = f"{setting}: WER {100 * score.wer:.2f} % (S {score.substitutions} D {score.deletions} I {score.insertions})"
+        if options.part == "live":
+            line += f"; window AL {np.mean([lag for each in heard for lag in each.window_lags_s]):.2f} s"
+            line += f"; first token {np.median([each.first_s for each in heard]):.1f} s"
+            if times is not None:
+                lags = [lag for each, said in zip(heard, times, strict=True) for lag in word_lags_s(each, said)]
+                line += f"; word lag mean {np.mean(lags):.2f} s, median {np.median(lags):.2f}, 90 % {np.percentile(lags, 90):.2f}"
+        print(line, flush=True)
+    print(f"{spent_s:.0f} s in {options.processes} processes")
+    if options.texts:
+        records = [{"setting": s, "name": h.name, "text": h.text} for result in results for s, h in result.items()]
+        options.texts.write_text("\n".join(json.dumps(record) for record in records) + "\n", encoding="utf-8")
+
+
+def _said(folder: Path, jobs: list[list[Clip]]) -> list[list[tuple[str, float]]] | None:
+    """The words of each stream and when they end, where their times are known."""
+    path = folder / "align_valid_test.jsonl"
+    if not path.is_file():
+        return None
+    known = {record["id"]: record["words"] for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    said = []
+    for job in jobs:
+        words, start_s = list[tuple[str, float]](), 0.0
+        for clip in job:
+            timed = known.get(clip.id) or [[word, None, clip.duration_s] for word in clip.references[0].lower().split()]
+            words += [(word, start_s + end_s) for word, _, end_s in timed]
+            start_s += clip.duration_s
+        said.append(words)
+    return said
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""Whisper adapted to the dial: encoder in blocks and decoder on horizons, trained together from sound by low-rank adapters.
+
+An example is an utterance, or consecutive utterances joined to at most 30 s. It is heard as one span or, cut anywhere, as two, and
+written in windows; each window draws its own schedule and follows the text of the window before, as it will live. A word belongs to
+the window in which most of it was heard.
+
+Shape suffixes: B recordings, C mel bins, L mel frames, T source tokens, N text rows, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from zendaya.adapter import ADAPTER, Adapter, AdapterConfig, attach, trained, weights_digest
+from zendaya.corpora import read
+from zendaya.encoders import Samples
+from zendaya.encoders.media import SAMPLE_RATE, read_audio
+from zendaya.encoders.whisper import load_encoder, load_weights
+from zendaya.encoders.whisper_batch import encode_batch, log_mel, mel_filters, num_tokens
+from zendaya.encoders.whisper_stream import CEILING, TOKEN
+from zendaya.errors import ConfigError, CorpusError
+from zendaya.model import Model
+from zendaya.pretrained import whisper_decoder
+from zendaya.records import Clip
+from zendaya.schedule import PowerLaw, Schedule, WaitK
+from zendaya.training.labels import Label, label, read_labels, write_labels
+from zendaya.training.loop import LoopConfig
+
+TOKENS_PER_S = SAMPLE_RATE / TOKEN
+LATE_S = 0.1
+"""Whisper's attention looks at a word this much after it is said: the median against a forced alignment of LibriSpeech's valid split."""
+WORD_S, LETTER_S = 0.12, 0.07
+"""A word lasts at most about this long, and this much a letter; what follows it until the next is a pause."""
+HEARD = 0.7
+"""The share of a word that must have been heard in a window for it to be written there."""
+SHORTEST = 5
+"""Source tokens of a last window that is worth a window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """What is adapted, and to what."""
+
+    base: str = "tiny.en"
+    block_s: float = 1.0
+    ceiling: float = CEILING
+    rank: int = 32
+    window: int = 500
+    """W the length head counts for, and the live default: 10 s."""
+    max_steps: int = 200
+    seed: int = 0
+    windows: tuple[int, int] = (250, 1500)
+    """Shortest and longest window drawn."""
+    half_precision: bool = True
+    """bfloat16 products, three times as fast where the processor has them."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.windows[0] <= self.windows[1] <= 1500:
+            raise ConfigError(f"adapt config: windows must lie in 1 … 1500 and not fall: got {self.windows}")
+
+
+LOOP = LoopConfig(epochs=3, batch_tokens=3400, accumulate=2, learning_rate=1e-3, warmup_steps=20, weight_decay=0.0)
+"""How the adapters are optimised: small steps of about two minutes of speech."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word to write, and the second at which enough of it has been heard."""
+
+    ids: tuple[int, ...]
+    heard_s: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """Utterances one after another: what was said, and when."""
+
+    utterances: tuple[tuple[Samples, tuple[Word, ...]], ...]
+    joined: bool
+    """Whether it stands for a stream, which is cut; else for an utterance, which may be decoded whole."""
+
+    @property
+    def num_source(self) -> int:
+        return num_tokens(sum(samples_S.size for samples_S, _ in self.utterances))
+
+    @property
+    def num_ids(self) -> int:
+        return sum(len(word.ids) for _, words in self.utterances for word in words)
+
+
+@dataclass
+class Window:
+    """A window of a span: which source tokens, the text to write, and under which schedule."""
+
+    span: int
+    first: int
+    stop: int
+    ids: list[int]
+    schedule: Schedule
+    scale: int
+    steps: int
+    buffer: int
+    """Source tokens the length head reads."""
+    length: int
+    """What it should say: the steps of a window of the config's width at this pace."""
+    weight: float
+    """Its share in the example's length loss."""
+    previous: Window | None = None
+
+
+@dataclass
+class Batch:
+    """Spans of sound and the windows in them."""
+
+    mel_BCL: Tensor
+    windows: list[Window]
+
+
+class Adapting(nn.Module):
+    """Encoder and model with adapters; a batch in, the sums of its losses out."""
+
+    def __init__(self, config: AdaptConfig) -> None:
+        super().__init__()
+        weights = load_weights(config.base)
+        base = whisper_decoder(weights)
+        # A window of silence is a window without text: its first step may be its end.
+        framing = base.config.framing
+        framing = dataclasses.replace(framing, suppress_first=tuple(i for i in framing.suppress_first if i != framing.end))
+        model_config = dataclasses.replace(
+            base.config, window=config.window, max_steps=config.max_steps, length="inf", history=True, pace=True, framing=framing
+        )
+        generator = torch.Generator().manual_seed(config.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.model = Model(model_config, base.tokenizer)
+        self.model.decoder.load_state_dict(base.decoder.state_dict())
+        self.encoder = load_encoder(weights)
+        attach(self.encoder, config.rank, generator)
+        attach(self.model.decoder, config.rank, generator)
+        self.block = round(config.block_s * TOKENS_PER_S)
+        self.half_precision = config.half_precision
+        self.kept = AdapterConfig(
+            base=config.base, base_digest=weights_digest(weights), rank=config.rank, block_s=config.block_s, ceiling=config.ceiling,
+            model=model_config,
+        )  # fmt: skip
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.half_precision):
+            source_BTD = encode_batch(self.encoder, batch.mel_BCL, block=self.block)
+            return self._losses(source_BTD.float(), batch.windows)
+
+    def _losses(self, source_BTD: Tensor, windows: Sequence[Window]) -> dict[str, Tensor]:
+        model = self.model
+
+        def source(window: Window) -> Tensor:
+            return source_BTD[window.span, window.first : window.stop]
+
+        padded = model.batch(
+            [source(window) for window in windows], [window.ids for window in windows], [window.schedule for window in windows],
+            scale=[window.scale for window in windows], steps=[window.steps for window in windows],
+            histories=[None if window.previous is None else (source(window.previous), window.previous.ids) for window in windows],
+        )  # fmt: skip
+        x_BND, _ = model.decoder.rows(padded.ids_BN, padded.source_BFE, padded.horizons_BN, history=padded.history)
+        wanted_BN = padded.targets_BN >= 0
+        x_ND = x_BND[:, len(model.config.framing.prompt) - 1 :][wanted_BN]
+        nll = functional.cross_entropy(model.decoder.project(x_ND).float(), padded.targets_BN[wanted_BN], reduction="sum")
+        # The length head learns from the features and does not bend them.
+        history = padded.history
+        assert history is not None
+        history = dataclasses.replace(history, source_BGE=history.source_BGE.detach())
+        buffers_B = torch.tensor([window.buffer for window in windows])
+        logits_BC = model.length_logits(padded.source_BFE.detach(), buffers_B, history).float()
+        smooth_BC = _near(torch.tensor([window.length for window in windows]), logits_BC.shape[1])
+        each_B = -(smooth_BC * logits_BC.log_softmax(-1)).sum(-1)
+        return {"nll": nll, "length": (each_B * torch.tensor([window.weight for window in windows])).sum()}
+
+
+def _near(length_B: Tensor, classes: int) -> Tensor:
+    """Shares of the classes near a length, a tenth of it wide: a text one token longer is no other text."""
+    away_BC = (torch.arange(1, classes + 1) - length_B[:, None]) / (0.1 * length_B[:, None] + 0.5)
+    return (-0.5 * away_BC**2).softmax(-1)
+
+
+class AdaptTask:
+    """The task of the training loop: examples of LibriSpeech drawn into batches, the losses, what is saved."""
+
+    weights: Mapping[str, float] = {"nll": 1.0, "length": 0.1}
+
+    def __init__(self, config: AdaptConfig, examples: Mapping[str, Sequence[Example]]) -> None:
+        self.config, self.examples = config, {split: list(chosen) for split, chosen in examples.items()}
+        self.module = Adapting(config)
+        self._filters_CF = mel_filters(self.module.encoder.config.num_mel_bins)
+
+    def sizes(self, split: str) -> list[tuple[int, int]]:
+        return [(example.num_source, example.num_ids) for example in self.examples[split]]
+
+    def counts(self, split: str, indices: list[int]) -> dict[str, int]:
+        return {"nll": sum(self.examples[split][index].num_ids + 1 for index in indices), "length": len(indices)}
+
+    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Batch:
+        """A batch of examples; those of the valid split are cut and scheduled the same each time."""
+        spans, windows = list[Samples](), list[Window]()
+        for index in indices:
+            draw = _Draw(
+                self.config, rng if split == "train" else np.random.default_rng([self.config.seed, index]), varied=split == "train"
+            )
+            heard, written = draw.example(self.examples[split][index], len(spans))
+            spans += heard
+            windows += written
+        mel_BCL = log_mel(spans, self._filters_CF, block=self.module.block, floor=self.config.ceiling - 8.0)
+        return Batch(mel_BCL, windows)
+
+    def adapter(self) -> Adapter:
+        """What has been learned so far."""
+        module, length = self.module, self.module.model.length
+        assert length is not None
+        tensors = {**trained(module.encoder, "encoder."), **trained(module.model.decoder, "decoder."), **trained(length, "length.")}
+        return Adapter(module.kept, tensors)
+
+    def save(self, folder: Path) -> None:
+        self.adapter().save(folder / ADAPTER)
+
+
+@dataclass
+class _Draw:
+    """One example cut into spans and windows at random."""
+
+    config: AdaptConfig
+    rng: np.random.Generator
+    varied: bool
+    """Whether loudness and pauses are drawn too."""
+
+    def example(self, example: Example, first_span: int) -> tuple[list[Samples], list[Window]]:
+        samples_S, words = self._joined(example)
+        cuts = [0, samples_S.size]
+        longest = 1500 * TOKEN
+        if samples_S.size > longest:
+            samples_S, cuts = samples_S[: 2 * longest], [0, longest, min(samples_S.size, 2 * longest)]
+        elif example.joined and samples_S.size > 4 * SAMPLE_RATE and self._chance(0.5):
+            # The span of a live stream begins anywhere, every 30 s.
+            cuts = [0, int(self.rng.integers(SAMPLE_RATE, samples_S.size - 2 * SAMPLE_RATE)) // TOKEN * TOKEN, samples_S.size]
+        whole = not example.joined and len(cuts) == 2 and self._chance(0.5)
+        width = self._width()
+        pace = (sum(len(word.ids) for word in words) + 1) / num_tokens(samples_S.size)
+        windows = list[Window]()
+        for span, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            count = num_tokens(stop - start)
+            edges = [0, count] if whole else [*range(0, count, width), count]
+            if len(edges) > 2 and edges[-1] - edges[-2] < SHORTEST:
+                del edges[-1]
+            for first, last in itertools.pairwise(edges):
+                begin_s = (start / TOKEN + first) / TOKENS_PER_S if windows else -math.inf
+                end_s = (start / TOKEN + last) / TOKENS_PER_S if last < count or stop < samples_S.size else math.inf
+                ids = [token for word in words if begin_s <= word.heard_s < end_s for token in word.ids][: self.config.max_steps - 1]
+                windows.append(self._window(first_span + span, first, last, ids, last - first if whole else width, pace))
+        for before, window in itertools.pairwise(windows):
+            window.previous = before if self._chance(0.8) else None
+        for window in windows:
+            window.weight = 1 / len(windows)
+        return [samples_S[start:stop] for start, stop in itertools.pairwise(cuts)], windows
+
+    def _joined(self, example: Example) -> tuple[Samples, list[Word]]:
+        """Samples and words of the utterances back to back, with a pause between two of them now and then."""
+        parts, words, num_samples = list[Samples](), list[Word](), 0
+        pause_at = int(self.rng.integers(0, 6 * len(example.utterances))) if example.joined and self.varied else -1
+        for index, (samples_S, said) in enumerate(example.utterances):
+            if index == pause_at:
+                count = int(self.rng.uniform(1, 12) * SAMPLE_RATE)
+                parts.append((self.rng.standard_normal(count) * 10 ** self.rng.uniform(-5, -2.7)).astype(np.float32))
+                num_samples += count
+            words += [Word(word.ids, word.heard_s + num_samples / SAMPLE_RATE) for word in said]
+            parts.append(samples_S.astype(np.float32) / 32768 if samples_S.dtype == np.int16 else samples_S)
+            num_samples += samples_S.size
+        samples_S = np.concatenate(parts)
+        if self.varied and self._chance(0.5):
+            samples_S = samples_S * np.float32(10 ** self.rng.uniform(-0.6, 0.2))
+        return samples_S, words
+
+    def _window(self, span: int, first: int, stop: int, ids: list[int], width: int, pace: float) -> Window:
+        count = len(ids) + 1
+        # A window that the stream's end cuts short was to be a whole one: its pace is the stream's.
+        whole = count if stop - first == width else max(count, round(pace * width))
+        steps = max(1, min(self.config.max_steps, round(whole * math.exp(self.rng.uniform(-0.15, 0.15)))))
+        length = max(1, min(self.config.max_steps, round(whole * self.config.window / width)))
+        buffer = min(PowerLaw(self._gamma()).buffer(width, self.config.max_steps), stop - first)
+        return Window(span, first, stop, ids, self._schedule(width, steps), width, steps, buffer, length, 1.0)
+
+    def _chance(self, share: float) -> bool:
+        return bool(self.rng.random() < share)
+
+    def _width(self) -> int:
+        if self._chance(0.5):
+            return int(self.rng.choice([500, 750]))
+        return int(self.rng.integers(self.config.windows[0], self.config.windows[1] + 1))
+
+    def _gamma(self) -> float:
+        """γ above 0: mostly where captions are useful."""
+        low, high = (1, 14) if self._chance(0.85) else (15, 30)
+        return int(self.rng.integers(low, high + 1)) / 20
+
+    def _schedule(self, width: int, steps: int) -> Schedule:
+        chance = self.rng.random()
+        if chance < 0.25:
+            return PowerLaw(0.0)
+        if chance < 0.3:
+            return WaitK(int(self.rng.integers(25, 301)), round(width / steps, 2))
+        return PowerLaw(self._gamma())
+
+
+def adapt(
+    data: str | Path, *, labels: Path | None = None, config: AdaptConfig | None = None, max_utterances: int | None = None
+) -> AdaptTask:
+    """The task of adapting Whisper on LibriSpeech in a folder; `labels` is where readable transcripts are kept, made if they are not."""
+    config, folder = config or AdaptConfig(), Path(data).expanduser()
+    clips = [clip for clip in read("librispeech", folder).usable if clip.split in ("train", "valid")][:max_utterances]
+    sound = {clip.id: _sound(folder, clip) for clip in clips}
+    path = labels or folder / "labels.jsonl"
+    if not path.is_file():
+        write_labels(
+            path, label([(clip.id, sound[clip.id].astype(np.float32) / 32768, clip.references[0]) for clip in clips], base=config.base)
+        )
+    found = examples(clips, sound, read_labels(path), config.base)
+    if not found["train"] or not found["valid"]:
+        raise CorpusError(f"{path}: no utterance of the train or of the valid split has a label: delete it, and it is made again")
+    return AdaptTask(config, found)
+
+
+def examples(clips: Sequence[Clip], sound: Mapping[str, Samples], labels: Mapping[str, Label], base: str) -> dict[str, list[Example]]:
+    """Every utterance alone, and joined with those that follow it in its chapter to at most 30 s."""
+    tokenizer = whisper_decoder(load_weights(base)).tokenizer
+    assert tokenizer is not None
+    said = {
+        clip.id: tuple(Word(tuple(tokenizer.encode(" " + word)), _heard_s(word, a, b)) for word, a, b in labels[clip.id].words)
+        for clip in clips
+        if clip.id in labels
+    }
+    found: dict[str, list[Example]] = {"train": [], "valid": []}
+    run, run_s = list[Clip](), 0.0
+    for clip in [*clips, None]:
+        follows = clip is not None and run and clip.stream == run[-1].stream and clip.start_s == run[-1].end_s and clip.id in said
+        if run and (not follows or clip is None or run_s + clip.duration_s > 30):
+            if len(run) > 1:
+                found[run[0].split].append(Example(tuple((sound[c.id], said[c.id]) for c in run), joined=True))
+            run, run_s = [], 0.0
+        if clip is not None and clip.id in said:
+            found[clip.split].append(Example(((sound[clip.id], said[clip.id]),), joined=False))
+            run, run_s = [*run, clip], run_s + clip.duration_s
+    return found
+
+
+def _heard_s(word: str, begin_s: float, end_s: float) -> float:
+    """When enough of a word has been heard to write it."""
+    begin_s = max(0.0, begin_s - LATE_S)
+    return begin_s + HEARD * min(end_s - LATE_S - begin_s, WORD_S + LETTER_S * len(word))
+
+
+def _sound(folder: Path, clip: Clip) -> Samples:
+    """Samples in 16 bits: a training holds hours of them."""
+    samples_S = np.concatenate([chunk.samples for chunk in read_audio(folder / clip.media)])
+    quantised: Samples = np.clip(np.round(samples_S * 32768), -32768, 32767).astype(np.int16)
+    return quantised
