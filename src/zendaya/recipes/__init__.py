@@ -15,6 +15,7 @@ from zendaya.model import ModelConfig, preset
 from zendaya.schedule import PowerLaw, Schedule
 from zendaya.training import TrainConfig
 from zendaya.training import train as run
+from zendaya.training.adapt import AdaptRecipe, train_adapter
 from zendaya.training.dial import Dial, parse_training_schedule
 from zendaya.training.loop import LoopConfig, Result
 
@@ -71,7 +72,14 @@ def multi30k() -> TrainConfig:
     )  # fmt: skip
 
 
-_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+def adapt_tiny_en() -> AdaptRecipe:
+    """Whisper tiny.en put on the dial: encoder in blocks of 1 s, decoder on horizons, low-rank adapters trained on LibriSpeech."""
+    return AdaptRecipe()
+
+
+Recipe = TrainConfig | AdaptRecipe
+
+_RECIPES: dict[str, Callable[[], Recipe]] = {
     "charades-sta": charades_sta,
     "charades-sta-inf": lambda: inf(charades_sta()),
     "activitynet": activitynet,
@@ -82,6 +90,7 @@ _RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "librispeech": librispeech,
     "librispeech-inf": lambda: inf(librispeech()),
     "multi30k": multi30k,
+    "adapt-tiny.en": adapt_tiny_en,
 }
 """The clips of MSVD and Multi30k have no neighbours in a stream, so those have no inf form."""
 
@@ -91,7 +100,7 @@ def recipes() -> Iterator[str]:
     return iter(_RECIPES)
 
 
-def recipe(name: str) -> TrainConfig:
+def recipe(name: str) -> Recipe:
     """A recipe's config: by name, or in a JSON file, such as the recipe.json that every run leaves."""
     if name.endswith(".json"):
         return _from_file(Path(name))
@@ -116,7 +125,7 @@ def inf(config: TrainConfig) -> TrainConfig:
 
 
 def train(
-    recipe_or_config: str | TrainConfig, *, data: str | Path | None = None, out: str | Path, schedule: str | Schedule | Dial | None = None,
+    recipe_or_config: str | Recipe, *, data: str | Path | None = None, out: str | Path, schedule: str | Schedule | Dial | None = None,
     gamma: float | None = None, seed: int | None = None, **options: Any,
 ) -> Result:  # fmt: skip
     """Train a recipe, by name or config, under its own schedule, another one, one γ, or `dial`, the whole dial in one model.
@@ -125,16 +134,19 @@ def train(
     Further options are those of `zendaya.training.train`.
     """
     config = configured(recipe_or_config, schedule=schedule, gamma=gamma, seed=seed)
-    return run(config, data=data_folder(config, data), out=out, **options)
+    folder = data_folder(config, data)
+    if isinstance(config, AdaptRecipe):
+        return train_adapter(config, data=folder, out=out, **options)
+    return run(config, data=folder, out=out, **options)
 
 
 def configured(
-    recipe_or_config: str | TrainConfig,
+    recipe_or_config: str | Recipe,
     *,
     schedule: str | Schedule | Dial | None = None,
     gamma: float | None = None,
     seed: int | None = None,
-) -> TrainConfig:
+) -> Recipe:
     """A recipe with its schedule or γ and its seed changed."""
     config = recipe(recipe_or_config) if isinstance(recipe_or_config, str) else recipe_or_config
     if schedule is not None and gamma is not None:
@@ -144,19 +156,21 @@ def configured(
     if isinstance(schedule, str):
         schedule = parse_training_schedule(schedule)
     if schedule is not None:
+        if isinstance(config, AdaptRecipe):
+            raise ConfigError(f"recipe {config.name} draws its own schedules, over the whole dial: give neither --schedule nor --gamma")
         config = config.with_schedule(schedule)
     if seed is not None:
         config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, seed=seed))
     return config
 
 
-def data_folder(config: TrainConfig, data: str | Path | None) -> Path:
+def data_folder(config: Recipe, data: str | Path | None) -> Path:
     """Where the corpus of a recipe lies."""
     if data is not None:
         return Path(data)
     if root := os.environ.get("ZENDAYA_DATA"):
         return Path(root) / config.folder
-    raise ConfigError(f"recipe {config.name} needs the corpus {config.corpus}: give its folder with --data, or set ZENDAYA_DATA")
+    raise ConfigError(f"recipe {config.name} needs its corpus ({config.folder}): give its folder with --data, or set ZENDAYA_DATA")
 
 
 def _paper(name: str, folder: str, encoder: str, gamma: float, splits: tuple[str, str]) -> TrainConfig:

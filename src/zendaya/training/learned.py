@@ -36,11 +36,12 @@ from zendaya.length import InfLength
 from zendaya.metrics.latency import average_proportion, differentiable_average_lagging, length_adaptive_average_lagging
 from zendaya.model import WEIGHTS, Model, settled
 from zendaya.schedule import PowerLaw
-from zendaya.training import RECIPE, TrainConfig, _begin, _examples, _features
+from zendaya.training import TrainConfig, _examples, _features
 from zendaya.training.buckets import plan
 from zendaya.training.decoding import Example
 from zendaya.training.dial import Dial
 from zendaya.training.loop import BEST, TRAIN, VALID, LoopConfig, Result, Shown, run
+from zendaya.training.state import RECIPE, begin
 
 GAMMAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5)
 LAGS = {"dal": differentiable_average_lagging, "laal": length_adaptive_average_lagging, "ap": average_proportion}
@@ -408,7 +409,7 @@ def learn_gamma(
         "checkpoint_digest": material.checkpoint_digest, "data_digest": material.reading.digest,
         "examples": {split: len(each) for split, each in examples.items()},
     }  # fmt: skip
-    _begin(folder, signature, resume)
+    begin(folder, signature, resume)
     costs = {
         split: cached_costs(folder / f"costs-{split}.npz", material, each, config.gammas, measuring) for split, each in examples.items()
     }

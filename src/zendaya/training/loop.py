@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from zendaya.errors import ConfigError, MissingExtraError, ZendayaError
 from zendaya.training import state
 from zendaya.training.buckets import plan
-from zendaya.training.state import STATE, Progress
+from zendaya.training.state import HISTORY, STATE, Progress
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-HISTORY, BEST, LAST, TENSORBOARD = "history.jsonl", "best", "last", "tensorboard"
+BEST, LAST, TENSORBOARD = "best", "last", "tensorboard"
 TRAIN, VALID = "train", "valid"
 _ORDER, _DRAW, _VALID = range(3)
 """What a random generator is for; part of its seed."""
