@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from zendaya.errors import ConfigError, SourceError
 
@@ -132,6 +133,13 @@ class Cache:
         self.text = []
 
 
+class Dense(nn.Linear):
+    """A linear layer whose training on CPU runs on oneDNN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _linear(x, self.weight, self.bias)
+
+
 class Attention(nn.Module):
     """Multi-head attention with separate projections; keys carry no bias, which the softmax would cancel anyway."""
 
@@ -139,13 +147,18 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.heads * config.head_dim
         self.heads = config.heads
-        self.query = nn.Linear(config.dim, inner)
-        self.key = nn.Linear(config.dim, inner, bias=False)
-        self.value = nn.Linear(config.dim, inner)
-        self.out = nn.Linear(inner, config.dim)
+        self.query = Dense(config.dim, inner)
+        self.key = Dense(config.dim, inner, bias=False)
+        self.value = Dense(config.dim, inner)
+        self.out = Dense(inner, config.dim)
 
     def keys_values(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         return self._split(self.key(x_BTD)), self._split(self.value(x_BTD))
+
+    def within(self, x_BTD: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Self-attention of whole rows: queries, keys and values in one product."""
+        q_BATK, k_BATK, v_BATK = _project(x_BTD, [self.query, self.key, self.value], self.heads)
+        return self._join(functional.scaled_dot_product_attention(q_BATK, k_BATK, v_BATK, attn_mask=mask, is_causal=causal))
 
     def forward(self, x_BTD: Tensor, k_BATK: Tensor, v_BATK: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         q_BATK = self._split(self.query(x_BTD))
@@ -164,8 +177,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.dim, config.ffn_dim)
-        self.down = nn.Linear(config.ffn_dim, config.dim)
+        self.up = Dense(config.dim, config.ffn_dim)
+        self.down = Dense(config.ffn_dim, config.dim)
         self.activation = nn.GELU() if config.activation == "gelu" else nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -178,13 +191,16 @@ class Residual(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
         self.before = config.norm == "pre"
 
     def forward(self, x: Tensor, block: Callable[[Tensor], Tensor]) -> Tensor:
         if self.before:
-            return x + self.dropout(block(self.norm(x)))
-        return self.norm(x + self.dropout(block(x)))
+            return self._add(x, block(self.norm(x)))
+        return self.norm(self._add(x, block(x)))
+
+    def _add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.addcmul(y, _dropout_noise(y, self.dropout)) if self.training and self.dropout else x + y
 
 
 class SourceLayer(nn.Module):
@@ -224,13 +240,12 @@ class Decoder(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.dim)
         self.positions = nn.Embedding(config.max_rows, config.dim)
-        self.source_projection = nn.Linear(config.source_dim, config.dim) if config.embed_source and not config.source_vocab else None
+        self.source_projection = Dense(config.source_dim, config.dim) if config.embed_source and not config.source_vocab else None
         self.source_tokens = nn.Embedding(config.source_vocab, config.dim) if config.source_vocab else None
         self.source_positions = nn.Embedding(config.max_source, config.dim) if config.embed_source else None
         self.source_layers = nn.ModuleList(SourceLayer(config) for _ in range(config.source_layers))
         self.layers = nn.ModuleList(TextLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.dim) if config.norm == "pre" else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
         for embedding in (self.tokens, self.positions, self.source_positions, self.source_tokens):
             if embedding is not None:
                 nn.init.normal_(embedding.weight, std=0.02)  # as GPT-2 and BERT
@@ -243,11 +258,26 @@ class Decoder(nn.Module):
         With a history, its rows come first, read the window before and nothing else, and are not returned (method.md §4).
         """
         x_BND, spoiled_BN = self.rows(ids_BN, source_BFE, horizons_BN, history=history)
-        return self.project(x_BND).masked_fill(spoiled_BN[..., None], torch.nan)
+        logits_BNV = self.project(x_BND)
+        return logits_BNV.masked_fill(spoiled_BN[..., None], torch.nan) if spoiled_BN.any() else logits_BNV
+
+    def loss(
+        self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, targets_BN: Tensor, *,
+        history: History | None = None, label_smoothing: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """Sum of the cross-entropies of `forward`'s logits to the targets that are not negative; rows without one are not projected."""
+        x_BND, spoiled_BN = self.rows(ids_BN, source_BFE, horizons_BN, history=history)
+        wanted_BN = targets_BN >= 0
+        read_R = (wanted_BN & ~spoiled_BN).flatten().nonzero()[:, 0]
+        x_RD = x_BND.flatten(0, 1)
+        if read_R.shape[0] < x_RD.shape[0]:
+            x_RD = x_RD.index_select(0, read_R)
+        targets_R = targets_BN.flatten()[read_R]
+        loss: Tensor = _TiedLoss.apply(self.norm(x_RD), self.tokens.weight, targets_R, label_smoothing)  # type: ignore[no-untyped-call]
+        return loss + torch.nan if (wanted_BN & spoiled_BN).any() else loss
 
     def rows(self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, *, history: History | None = None) -> tuple[Tensor, Tensor]:
-        """What `forward` projects to logits: the rows' last states, and which of them read something unreadable. A training projects
-        only the rows that have a target."""
+        """The rows' last states, which `forward` projects to logits, and which of them are spoiled: their logits are NaN."""
         if source_BFE.shape[1] > self.config.max_source:
             raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {source_BFE.shape[1]}")
         memory_BMD, readable_BM = self._embed_source(source_BFE)
@@ -264,22 +294,31 @@ class Decoder(nn.Module):
         # A masked score is -inf and its weight exactly 0, but 0 · NaN is NaN: unreadable tokens are zeroed for the sums, and so
         # is a row that overflowed before later layers mix rows. The rows that were licensed to read an unreadable token, or
         # overflowed, and all rows after them end as NaN, as the sliced path makes them.
-        memory_BMD = torch.where(readable_BM[..., None], memory_BMD, 0.0)
-        spoiled_BN = (licence_BNM & ~readable_BM[:, None]).any(-1)
+        spoiled_BN = torch.zeros_like(ids_BN, dtype=torch.bool)
+        if not readable_BM.all():
+            memory_BMD = torch.where(readable_BM[..., None], memory_BMD, 0.0)
+            spoiled_BN = (licence_BNM & ~readable_BM[:, None]).any(-1)
         blind_BN1 = ~licence_BNM.any(-1, keepdim=True)
-        # A row that may read nothing outputs zero; for the sums it looks at the first token, so that no gradient is NaN.
-        mask_cross = (licence_BNM | (blind_BN1 & (torch.arange(licence_BNM.shape[2], device=blind_BN1.device) == 0)))[:, None]
+        any_blind = bool(blind_BN1.any())
+        if any_blind:  # such a row outputs zero; for the sums it looks at the first token, so that no gradient is NaN
+            licence_BNM = licence_BNM | (blind_BN1 & (torch.arange(licence_BNM.shape[2], device=blind_BN1.device) == 0))
+        mask_B1NM = _additive(licence_BNM[:, None], memory_BMD.dtype)
+        mask_self = None if mask_self is None else _additive(mask_self, memory_BMD.dtype)
+        crossings = [layer.cross_attention for layer in self.layers if isinstance(layer, TextLayer)]
+        memories = _project(memory_BMD, [dense for attention in crossings for dense in (attention.key, attention.value)], self.config.heads)
+        keys_values = dict(zip(crossings, zip(memories[::2], memories[1::2], strict=True), strict=True))
 
         def attend_self(attention: Attention, x_BND: Tensor) -> Tensor:
-            return attention.forward(x_BND, *attention.keys_values(x_BND), mask=mask_self, causal=mask_self is None)
+            return attention.within(x_BND, mask=mask_self, causal=mask_self is None)
 
         def attend_cross(attention: Attention, x_BND: Tensor) -> Tensor:
-            return self._cross(attention, x_BND, memory_BMD, mask_cross).masked_fill(blind_BN1, 0.0)
+            y_BND = self._cross(attention, x_BND, *keys_values[attention], mask_B1NM)
+            return y_BND.masked_fill(blind_BN1, 0.0) if any_blind else y_BND
 
         x_BND = self._embed_text(ids_BN, self._row_positions(history, ids_BN.shape[1]))
         for layer in self.layers:
             x_BND, overflowed_BN = _contain(layer(x_BND, attend_self, attend_cross))
-            spoiled_BN = spoiled_BN | overflowed_BN
+            spoiled_BN = spoiled_BN if overflowed_BN is None else spoiled_BN | overflowed_BN
         return x_BND[:, num_history:], _so_far(spoiled_BN)[:, num_history:]
 
     def _licence(self, horizons_BN: Tensor, num_source: int, history: History | None) -> Tensor:
@@ -294,8 +333,8 @@ class Decoder(nn.Module):
         licence_BNM[:, num_history:, previous_B1G.shape[2] :] = active_BNF
         return licence_BNM
 
-    def _cross(self, attention: Attention, x_BND: Tensor, memory_BMD: Tensor, mask_B1NM: Tensor) -> Tensor:
-        return attention.forward(x_BND, *attention.keys_values(memory_BMD), mask=mask_B1NM)
+    def _cross(self, attention: Attention, x_BND: Tensor, k_BAMK: Tensor, v_BAMK: Tensor, mask_B1NM: Tensor) -> Tensor:
+        return attention.forward(x_BND, k_BAMK, v_BAMK, mask=mask_B1NM)
 
     @staticmethod
     def _self_licence(lengths_B: Tensor, num_history: int, num_rows: int) -> Tensor:
@@ -318,9 +357,11 @@ class Decoder(nn.Module):
     def _embed_text(self, ids_BN: Tensor, positions: Tensor) -> Tensor:
         if int(positions.max()) >= self.config.max_rows:
             raise SourceError(f"the text is longer than the decoder's {self.config.max_rows} rows: got {int(positions.max()) + 1}")
-        return self.dropout(self.tokens(ids_BN) + self.positions(positions))
+        x_BND = self.tokens(ids_BN) + self.positions(positions)
+        return x_BND * _dropout_noise(x_BND, self.config.dropout) if self.training and self.config.dropout else x_BND
 
     def project(self, x_BND: Tensor) -> Tensor:
+        """Logits of the rows' last states."""
         return functional.linear(self.norm(x_BND), self.tokens.weight)
 
     def _embed_source(self, source_BFE: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,17 +370,18 @@ class Decoder(nn.Module):
         memory_BFD = self._place_source(source_BFE, readable_BF, 0)
         for layer in self.source_layers:
             memory_BFD, overflowed_BF = _contain(layer(memory_BFD, self._attend_source))
-            readable_BF = readable_BF & ~overflowed_BF
+            readable_BF = readable_BF if overflowed_BF is None else readable_BF & ~overflowed_BF
         if self.source_layers:
             readable_BF = ~_so_far(~readable_BF)
         return memory_BFD, readable_BF
 
     def _attend_source(self, attention: Attention, x_BFD: Tensor) -> Tensor:
-        return attention.forward(x_BFD, *attention.keys_values(x_BFD), causal=True)
+        return attention.within(x_BFD, causal=True)
 
     def _place_source(self, source_BTE: Tensor, readable_BT: Tensor, start: int) -> Tensor:
         """Source features at the model's width, at their positions from `start`; unreadable ones zeroed."""
-        source_BTE = torch.where(readable_BT[..., None], source_BTE, 0.0)
+        if not readable_BT.all():
+            source_BTE = torch.where(readable_BT[..., None], source_BTE, 0.0)
         if self.source_positions is None:
             return source_BTE
         # A block's padding may reach past the last position; it is never read.
@@ -403,7 +445,7 @@ class Decoder(nn.Module):
         for index, source_layer in enumerate(self.source_layers):
             y_BTD = source_layer(x_BTD, lambda attention, x, index=index: self._attend_context(cache, index, attention, x, start))
             x_BTD, overflowed_BT = _contain(y_BTD)
-            readable_BT = readable_BT & ~overflowed_BT
+            readable_BT = readable_BT if overflowed_BT is None else readable_BT & ~overflowed_BT
         if self.source_layers:
             readable_BT = ~_so_far(~readable_BT)
             if cache.unreadable_B is not None:
@@ -464,10 +506,112 @@ class Decoder(nn.Module):
         return attention.forward(x_1ND, k_1AMK, v_1AMK)
 
 
-def _contain(x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that overflowed set to zero, so that they stay their own; and which they were."""
+def _contain(x_BTD: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows that overflowed set to zero, so that they stay their own; and which they were, None for none."""
+    if x_BTD.detach().sum().isfinite():  # no sum with a NaN or an infinity in it is finite: one pass, and nothing to contain
+        return x_BTD, None
     overflowed_BT = ~torch.isfinite(x_BTD).all(-1)
     return torch.where(overflowed_BT[..., None], 0.0, x_BTD), overflowed_BT
+
+
+def _additive(licence: Tensor, dtype: torch.dtype) -> Tensor:
+    """A licence as what is added to the scores: 0 where it is given, −∞ where not; made once for all layers."""
+    return torch.zeros(licence.shape, dtype=dtype, device=licence.device).masked_fill_(~licence, -torch.inf)
+
+
+def _project(x_BTD: Tensor, denses: Sequence[nn.Linear], heads: int) -> Sequence[Tensor]:
+    """What each dense layer makes of x, split into heads, in one product."""
+    weight = torch.cat([dense.weight for dense in denses])
+    bias = torch.cat([dense.weight.new_zeros(dense.out_features) if dense.bias is None else dense.bias for dense in denses])
+    y_BTI = _linear(x_BTD, weight, bias)
+    y_BTLAK = y_BTI.view(*y_BTI.shape[:-1], len(denses), heads, -1)
+    return [y_BTAK.transpose(1, 2) for y_BTAK in y_BTLAK.unbind(2)]
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x·Wᵀ + b; where gradients are wanted, by `_Linear`."""
+    learns = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+    if learns and not torch.is_autocast_enabled(x.device.type):
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return functional.linear(x, weight, bias)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x·Wᵀ + b by oneDNN if they are 32-bit floats on CPU: on AMD's it takes a sixth less time than MKL, torch's choice."""
+    available = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if available and x.device.type == "cpu" and x.dtype == torch.float32:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return functional.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer by `_product`, backward too; the weight's gradient is MKL's, which is as fast there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        gradient_TO = gradient.flatten(0, -2)
+        return (
+            _product(gradient, weight.t()) if of_x else None,
+            gradient_TO.t() @ x.flatten(0, -2) if of_weight else None,
+            gradient_TO.sum(0) if of_bias else None,
+        )
+
+
+def _dropout_noise(like: Tensor, dropout: float) -> Tensor:
+    """What dropout multiplies by: 0 or 1/(1 − p), with p to 16 bits; four are drawn at once, which torch's own draw on CPU is not."""
+    drop = min(round(dropout * 2**16), 2**16 - 1)
+    draws = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device).random_(-(2**63), None)
+    kept = draws.view(torch.int16)[: like.numel()].view(like.shape)
+    return torch.ge(kept, drop - 2**15, out=torch.empty_like(like)).mul_(2**16 / (2**16 - drop))
+
+
+class _TiedLoss(torch.autograd.Function):
+    """Sum of cross-entropies of x·Wᵀ, a block of rows at a time, its gradients beside it: the logits of a batch never all exist.
+
+    Suffixes: R rows, C rows of a block.
+    """
+
+    ROWS = 256
+
+    @staticmethod
+    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, smoothing: float) -> Tensor:
+        learns = any(ctx.needs_input_grad)
+        vocab, rows = weight_VD.shape[0], min(x_RD.shape[0], _TiedLoss.ROWS)
+        p_CV, total = x_RD.new_empty(rows, vocab), x_RD.new_zeros(())
+        if learns:
+            dx_RD, dweight_VD = torch.empty_like(x_RD), torch.zeros_like(weight_VD)
+        for first in range(0, x_RD.shape[0], _TiedLoss.ROWS):
+            x_CD, target_C1 = x_RD[first : first + rows], targets_R[first : first + rows, None]
+            p = p_CV[: x_CD.shape[0]]
+            logits = _product(x_CD, weight_VD)
+            torch.softmax(logits, 1, out=p)
+            # log Σ exp from the largest, whose probability cannot underflow
+            log_sum_C = logits.amax(1) - p.amax(1).log()
+            total += (log_sum_C - (1 - smoothing) * logits.gather(1, target_C1)[:, 0]).sum()
+            if smoothing:
+                total -= smoothing * logits.mean(1).sum()
+                p -= smoothing / vocab
+            if learns:
+                p.scatter_add_(1, target_C1, p.new_full(target_C1.shape, smoothing - 1))
+                torch.mm(p, weight_VD, out=dx_RD[first : first + rows])
+                dweight_VD.addmm_(p.t(), x_CD)
+        if learns:
+            ctx.save_for_backward(dx_RD, dweight_VD)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        dx_RD, dweight_VD = ctx.saved_tensors
+        return dx_RD * gradient, dweight_VD * gradient, None, None
 
 
 def _so_far(flags_BT: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import socket
 import urllib.parse
@@ -55,13 +56,19 @@ class ModelConfig:
     """Whether an end that is chosen before the whole window may be read is a pause: nothing is written, the schedule goes on, and the
     step is decided again with what it then may read. For models trained not to guess words they have not heard."""
     framing: Framing = dataclasses.field(default_factory=Framing)
+    pace: bool = False
+    """Whether N̂ is that of a whole window at the pace of the source, also where the source ends sooner; it scales with the window."""
+    gammas: tuple[float, ...] = ()
+    """Above none, the dial settings that a dial head, of the length head's kind, chooses from for each window, in rising order."""
+    lag_price: float = 0.0
+    """What a lag of the whole source may cost, in nats a step: solved for a budget when the dial head was trained."""
 
     def __post_init__(self) -> None:
         for name in ("window", "max_steps", "length_hidden"):
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"model config: {name} must be a whole number, at least 1: got {value!r}")
-        for name in ("history", "pauses"):
+        for name in ("history", "pauses", "pace"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"model config: {name} must be true or false: got {getattr(self, name)!r}")
         if not 1 <= self.window <= self.decoder.max_source:
@@ -73,13 +80,32 @@ class ModelConfig:
             raise ConfigError(f"model config: max_steps={self.max_steps} needs {rows} text rows: the decoder has {self.decoder.max_rows}")
         if self.length not in ("none", "fix", "inf"):
             raise ConfigError(f"model config: length must be 'none', 'fix' or 'inf': got {self.length!r}")
+        self._check_dial()
         frame = self.framing
         ids = (*frame.prompt, frame.end, frame.previous, *frame.suppress, *frame.suppress_first)
         if min(ids) < 0 or max(ids) >= self.decoder.vocab_size:
             raise ConfigError(f"model config: a framing id lies outside the vocabulary of {self.decoder.vocab_size}: got {ids}")
 
+    def _check_dial(self) -> None:
+        numbers = [*self.gammas, self.lag_price]
+        if any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 <= v < float("inf") for v in numbers):
+            raise ConfigError(
+                f"model config: gammas and lag_price must be finite numbers, at least 0: got {self.gammas}, {self.lag_price!r}"
+            )
+        if self.gammas and (len(self.gammas) < 2 or any(a >= b for a, b in itertools.pairwise(self.gammas))):
+            raise ConfigError(f"model config: gammas must be two or more, each above the one before it: got {self.gammas}")
+        if self.gammas and self.length == "none":
+            raise ConfigError(
+                "model config: a dial head is of the length head's kind, and this model has none: set length to 'fix' or 'inf'"
+            )
+
     def to_dict(self) -> dict[str, Any]:
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        record: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        if not self.gammas:  # a model without these is written as before there were any
+            del record["gammas"], record["lag_price"]
+        if not self.pace:
+            del record["pace"]
+        return record
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = CONFIG) -> ModelConfig:
@@ -88,6 +114,7 @@ class ModelConfig:
             fields = dict(data)
             fields["decoder"] = DecoderConfig(**fields["decoder"])
             fields["framing"] = Framing(**fields.get("framing", {}))
+            fields["gammas"] = tuple(fields.get("gammas", ()))
             return cls(**fields)
         except (TypeError, KeyError, ValueError) as error:
             if isinstance(error, ConfigError):
@@ -138,12 +165,15 @@ class Model(
             )
         self.config, self.tokenizer = config, tokenizer
         self.decoder = Decoder(config.decoder)
-        self.length: FixLength | InfLength | None = None
+        self.length = self._head(config.max_steps)
+        self.dial = self._head(2 * len(config.gammas)) if config.gammas else None
+
+    def _head(self, outputs: int) -> FixLength | InfLength | None:
+        config = self.config
         features = config.decoder.dim if config.decoder.source_vocab else config.decoder.source_dim
         if config.length == "fix":
-            self.length = FixLength(features, config.length_hidden, config.max_steps)
-        elif config.length == "inf":
-            self.length = InfLength(features, config.decoder.dim, config.length_hidden, config.max_steps)
+            return FixLength(features, config.length_hidden, outputs)
+        return InfLength(features, config.decoder.dim, config.length_hidden, outputs) if config.length == "inf" else None
 
     @classmethod
     def from_preset(cls: type[AnyModel], name: str, *, tokenizer: Tokenizer | None = None, seed: int = 0, **changes: Any) -> AnyModel:
@@ -207,22 +237,33 @@ class Model(
         logits_BNV: Tensor = self.decoder(batch.ids_BN, batch.source_BFE, batch.horizons_BN, history=batch.history)
         return logits_BNV[:, len(self.config.framing.prompt) - 1 :]
 
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> Tensor:
+        """Sum of the cross-entropies of the batch's targets: those of `forward`'s logits, without making them all."""
+        targets_BN = nn.functional.pad(batch.targets_BN, (len(self.config.framing.prompt) - 1, 0), value=-100)
+        return self.decoder.loss(
+            batch.ids_BN, batch.source_BFE, batch.horizons_BN, targets_BN, history=batch.history, label_smoothing=label_smoothing
+        )
+
     # Length.
 
     def length_logits(self, source_BTE: Tensor, lengths_B: Tensor, history: History | None = None) -> Tensor:
         """Length logits from the first `lengths` source tokens: all of them for fix, the buffer B for inf (method.md §3)."""
+        if self.length is None:
+            raise ConfigError("this model has no length head: give the number of steps, or a schedule that needs none")
+        return self._ask(self.length, source_BTE, lengths_B, history)
+
+    def _ask(self, head: FixLength | InfLength, source_BTE: Tensor, lengths_B: Tensor, history: History | None) -> Tensor:
+        """A head's outputs from the first `lengths` source tokens and the window before."""
         source_BTE = self.decoder.source_features(source_BTE)
-        if isinstance(self.length, InfLength):
+        if isinstance(head, InfLength):
             if history is None:
                 history = self._history([None] * source_BTE.shape[0])
             text_BHD = self.decoder.tokens(history.ids_BH)
             previous_BGE = self.decoder.source_features(history.source_BGE)
-            logits: Tensor = self.length(source_BTE, lengths_B, previous_BGE, history.source_lengths_B, text_BHD, history.lengths_B)
-        elif isinstance(self.length, FixLength):
-            logits = self.length(pool(source_BTE, lengths_B))
+            outputs_BC: Tensor = head(source_BTE, lengths_B, previous_BGE, history.source_lengths_B, text_BHD, history.lengths_B)
         else:
-            raise ConfigError("this model has no length head: give the number of steps, or a schedule that needs none")
-        return logits
+            outputs_BC = head(pool(source_BTE, lengths_B))
+        return outputs_BC
 
     def predict_steps(self, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None) -> int:
         """N̂ of a window of which `window_TE` has arrived; the head reads no more than its first `buffer` tokens."""
@@ -230,6 +271,24 @@ class Model(
         past = self._history([history])
         logits_1C = self.length_logits(readable_TE[None], torch.tensor([readable_TE.shape[0]], device=window_TE.device), past)
         return int(logits_1C.argmax(-1)) + 1
+
+    # The dial of a window.
+
+    def gamma_costs(self, source_BTE: Tensor, lengths_B: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:
+        """What the dial head expects of each of G gammas: the loss a step beyond their mean, and the lag as a share of the source."""
+        if self.dial is None:
+            raise ConfigError("this model has no dial head: train one with `zendaya learn-gamma`, or give one gamma")
+        loss_BG, lag_BG = self._ask(self.dial, source_BTE, lengths_B, history).chunk(2, -1)
+        return loss_BG, lag_BG
+
+    def settles_for(
+        self, place: int, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None, *, price: float | None = None
+    ) -> bool:
+        """Whether, from a window's first `buffer` tokens, gammas[place] is expected to cost less than every smaller one."""
+        readable_TE = window_TE[:buffer]
+        lengths_B = torch.tensor([readable_TE.shape[0]], device=window_TE.device)
+        loss_1G, lag_1G = self.gamma_costs(readable_TE[None], lengths_B, self._history([history]))
+        return bool(settled(loss_1G, lag_1G, place, self.config.lag_price if price is None else price)[0])
 
     # Live.
 
@@ -338,6 +397,11 @@ class Model(
             raise CheckpointError(f"{path}: {broken[0]} holds numbers that are not finite: the training that made it had failed")
         model.load_state_dict(tensors, assign=True)
         return model
+
+
+def settled(loss_BG: Tensor, lag_BG: Tensor, place: int, price: float) -> Tensor:
+    """Which windows settle for the γ at `place`, the smaller ones being still to be had: those where loss + price · lag is least there."""
+    return (loss_BG + price * lag_BG)[:, : place + 1].argmin(-1) == place
 
 
 def _horizons(schedule: Schedule | Sequence[Schedule], scales: Sequence[int], steps: Sequence[int], num_steps: int) -> Tensor:

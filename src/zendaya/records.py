@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +77,55 @@ class Event:
     """N̂ of the window."""
     last: bool
     """Whether the window's text ends here."""
+    gamma: float | None = None
+    """γ of the window where the model chose it, before its first step; None where the schedule was given."""
+
+
+Scale = Literal["segment", "window"]
+"""What the schedule's source length is: each segment's own F, as the paper has it, or W, which is strictly causal (method.md §4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One clip as it was decoded: what was written, and what of the source each step had. Scores need nothing else."""
+
+    clip: str
+    split: str
+    schedule: str
+    scale: Scale
+    window: int
+    """Source tokens of a window, the length the schedule was scaled to; F itself in scale `segment`, where the decoder holds it."""
+    num_source_tokens: int
+    """F."""
+    text: str
+    references: tuple[str, ...]
+    reference_steps: tuple[int, ...]
+    """Length of each reference in decode steps, its end included; empty where the model has no tokenizer."""
+    predicted_steps: tuple[int, ...]
+    """N̂ of each window."""
+    tokens: tuple[int, ...]
+    """What each step wrote, the ends of the windows included."""
+    windows: tuple[int, ...]
+    """The window of each step, from 0."""
+    horizons: tuple[int, ...]
+    """Ω of each step, counted within its window."""
+    effective_horizons: tuple[int, ...]
+    """Ω^eff of each step."""
+    arrived: tuple[int, ...]
+    """Source tokens of the clip that had arrived when each step was written: those it reads, or more where the length head waited."""
+    arrivals_s: tuple[float, ...] | None = None
+    """When each source token arrived; None where the source has no clock."""
+
+    @property
+    def delays(self) -> tuple[int, ...]:
+        """Source tokens up to the last that each step reads: the delays of the decode-step clock, g(i) = Ω_i."""
+        return tuple(k * self.window + read for k, read in zip(self.windows, self.effective_horizons, strict=True))
+
+    @property
+    def delays_s(self) -> tuple[float, ...] | None:
+        """The moment each step was written, on the clock of the source; computing takes no time."""
+        return None if self.arrivals_s is None else tuple(self.arrivals_s[count - 1] for count in self.arrived)
+
+    def window_tokens(self, window: int) -> int:
+        """Source tokens that a window holds: the last may hold fewer than W."""
+        return min(self.window, self.num_source_tokens - window * self.window)

@@ -342,12 +342,41 @@ class Custom(Schedule):
         return "custom=" + ",".join(map(str, self.sequence))
 
 
+@dataclass(frozen=True)
+class Learned(Schedule):
+    """Ω_i of a γ that the model's dial head chooses for each window before its first step: within a window, a power law like any other.
+
+    It has no horizons of its own: a Session settles it to `PowerLaw(γ)`, window by window.
+
+    >>> str(Learned()), str(Learned(price=0.5))
+    ('learned', 'learned=0.5')
+    """
+
+    price: float | None = None
+    """What a lag of the whole source may cost, in nats a step; None is the model's own price, solved for its budget."""
+
+    def __post_init__(self) -> None:
+        if self.price is not None:
+            object.__setattr__(self, "price", float(_number(self.price, "price")))
+
+    def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
+        raise ScheduleError("a learned schedule has horizons once a window's gamma is chosen: open a session with it, or give one gamma")
+
+    @property
+    def needs_length(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "learned" if self.price is None else f"learned={self.price}"
+
+
 def _parse_number(text: str) -> float | Fraction:
     return Fraction(text) if "/" in text else float(text)
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule that its printed form names: `0.3`, `gamma=0.3`, `gamma=1,floor`, `wait-k=10,stride=2.75`, `full`, `custom=1,2,5`.
+    """The schedule that its printed form names: `0.3`, `gamma=0.3`, `gamma=1,floor`, `wait-k=10,stride=2.75`, `full`, `custom=1,2,5`,
+    `learned`.
 
     >>> parse_schedule("wait-k=10,stride=2.75")
     WaitK(k=10, stride=2.75)
@@ -356,6 +385,8 @@ def parse_schedule(text: str) -> Schedule:
     try:
         if compact == "full":
             return Full()
+        if match := re.fullmatch(r"learned(?:=([^=,]+))?", compact):
+            return Learned(float(match[1]) if match[1] else None)
         if match := re.fullmatch(r"(?:gamma=)?([^=,]+)(,floor|,ceil)?", compact):
             return PowerLaw(_parse_number(match[1]), "floor" if match[2] == ",floor" else "ceil")
         if match := re.fullmatch(r"wait-?k=([^=,]+)(?:,stride=([^=,]+))?", compact):
@@ -367,5 +398,6 @@ def parse_schedule(text: str) -> Schedule:
     except (ValueError, ZeroDivisionError):
         pass
     raise ScheduleError(
-        f"not a schedule: {text!r}; expected a number (gamma), gamma=1/3, gamma=0.3,floor, wait-k=10,stride=2.75, full or custom=1,2,5"
+        f"not a schedule: {text!r}; expected a number (gamma), gamma=1/3, gamma=0.3,floor, wait-k=10,stride=2.75, full, custom=1,2,5 or "
+        "learned"
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from zendaya.decoder import Cache
 from zendaya.errors import ConfigError, SourceError
 from zendaya.records import Event
-from zendaya.schedule import Schedule
+from zendaya.schedule import Learned, PowerLaw, Schedule
 
 if TYPE_CHECKING:
     from zendaya.model import Model
@@ -41,6 +41,8 @@ class Session:
                 raise ConfigError(f"{name} must lie in 1 … {config.max_steps} for this model: got {value}")
         if steps is None and model.length is None and schedule.needs_length:
             raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
+        if isinstance(schedule, Learned) and model.dial is None:
+            raise ConfigError("this model has no dial head to choose a gamma: train one with `zendaya learn-gamma`, or give one gamma")
         self._fixed_steps, self._max_steps = steps, max_steps or config.max_steps
         weight = model.decoder.tokens.weight
         self._tokens_TE = weight.new_zeros(0, config.decoder.source_dim)
@@ -70,6 +72,8 @@ class Session:
         self._written = list[int]()
         self._closed = False
         self._steps, self._horizons, self._pauses = 0, list[int](), 0
+        self._gamma: float | None = None
+        self._place = len(self.model.config.gammas) - 1
         self._add_text = self.model.tokenizer.stream() if self.model.tokenizer is not None else lambda token: f"⟨{token}⟩"
 
     def _decode(self) -> Iterator[Event]:
@@ -113,23 +117,54 @@ class Session:
         return Event(
             window=self._window_index, step=step, token=token, text=self._add_text(token), horizon=horizon,
             effective_horizon=effective, predicted_steps=self._steps, last=self._closed,
+            gamma=self._gamma,
         )  # fmt: skip
 
     def _predict(self) -> bool:
-        """Fix the window's schedule: N̂_k from what the length head may read, once that has arrived."""
+        """Fix the window's schedule: its γ, if that is learned, and N̂_k, from what their heads may read, once that has arrived."""
         config = self.model.config
+        schedule = self._settle()
+        if schedule is None:
+            return False
         if self._fixed_steps is not None or self.model.length is None:
             self._steps = self._fixed_steps or config.max_steps
         else:
-            # fix pools the whole segment and so waits for it; inf reads the first B tokens, at most what step 1 may.
-            buffer = self.window if config.length == "fix" else self.schedule.buffer(self.window, config.max_steps)
+            buffer = self._buffer(schedule)
             if not self._has(buffer):
                 return False
             predicted = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
-            # The head counts for windows of the config's width; another width holds that much more or less at the same pace.
-            self._steps = max(1, min(config.max_steps, round(predicted * self.window / config.window)))
-        self._horizons = self.schedule.horizons(self.window, self._steps, num_steps=self._max_steps).tolist()
+            # A head that counts for whole windows counts for the config's; another width holds more or less at the same pace.
+            scaled = round(predicted * self.window / config.window) if config.pace else predicted
+            self._steps = max(1, min(config.max_steps, scaled))
+        self._horizons = schedule.horizons(self.window, self._steps, num_steps=self._max_steps).tolist()
         return True
+
+    def _buffer(self, schedule: Schedule) -> int:
+        """Tokens a head reads: fix pools the whole segment and so waits for it; inf reads the first B, at most what step 1 may."""
+        config = self.model.config
+        return self.window if config.length == "fix" else schedule.buffer(self.window, config.max_steps)
+
+    def _settle(self) -> Schedule | None:
+        """The window's schedule, or None while the dial head must wait.
+
+        γ is tried from the largest down, each from the buffer that its own step 1 may read: whichever is taken, nothing beyond that
+        was read to choose it. The smallest is what is left.
+        """
+        if not isinstance(self.schedule, Learned):
+            return self.schedule
+        gammas = self.model.config.gammas
+        while self._gamma is None:
+            schedule = PowerLaw(gammas[self._place])
+            buffer = self._buffer(schedule)
+            if self._place and not self._has(buffer):
+                return None
+            if not self._place or self.model.settles_for(
+                self._place, self._window_tokens(), buffer, self._previous, price=self.schedule.price
+            ):
+                self._gamma = gammas[self._place]
+            else:
+                self._place -= 1
+        return PowerLaw(self._gamma)
 
     def _logits(self, horizon: int) -> Tensor:
         """Logits of the next step, which reads the window's first `horizon` tokens."""

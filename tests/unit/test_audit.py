@@ -16,6 +16,7 @@ FOUND_ON = {
     "decreasing": "schedule",
     "softmax": "teacher-forced",
     "length": "length head",
+    "dial": "dial head",
     "segment": "live",
     "bidirectional": "teacher-forced",
     "padding": "teacher-forced, batch",
@@ -32,7 +33,7 @@ def test_each_planted_leak_is_found(name):
     assert report.first.source_index >= 1
 
 
-@pytest.mark.parametrize("name", ["decreasing", "length", "segment"])
+@pytest.mark.parametrize("name", ["decreasing", "length", "dial", "segment"])
 def test_leaks_of_the_runtime_show_live_too(name):
     assert "live" in {violation.path for violation in LEAKS[name].audit(Model.from_preset("tiny"), cuts=2).violations}
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zendaya import Custom, Full, Model, PowerLaw, WaitK, ZendayaError
-from zendaya.decoder import Decoder, DecoderConfig
+from zendaya.decoder import Decoder, DecoderConfig, _dropout_noise
 from zendaya.model import preset, presets
 
 SCHEDULES = [PowerLaw(0), PowerLaw(0.3), PowerLaw(1), PowerLaw(1.7, "floor"), WaitK(3, 1.5), Full(), Custom([0, 0, 2, 7])]
@@ -265,3 +265,84 @@ def test_the_output_projection_is_the_embedding():
     model = small_model()
     assert isinstance(model.decoder, Decoder)
     assert [tuple(p.shape) for p in model.decoder.parameters()].count((512, 64)) == 1
+
+
+def example_batch(model, *, histories=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    dim = model.config.decoder.source_dim
+    sources = [torch.randn(length, dim, generator=generator) for length in (20, 7, 13)]
+    before = [(torch.randn(9, dim, generator=generator), [4, 5]), None, (torch.randn(3, dim, generator=generator), [9])]
+    return model.batch(sources, [[5, 6, 7, 8], [4] * 12, [100]], PowerLaw(0.4), histories=before if histories else None)
+
+
+def gradients_of(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("histories", [False, True])
+@pytest.mark.parametrize("shape", [("pre", 0), ("post", 1)])
+def test_the_loss_is_the_cross_entropy_of_the_logits(shape, histories, smoothing, monkeypatch):
+    monkeypatch.setattr("zendaya.decoder._TiedLoss.ROWS", 8)  # several blocks, the last of them not full
+    model = small_model(norm=shape[0], source_layers=shape[1], dropout=0.0).train()
+    batch = example_batch(model, histories=histories)
+    losses = [
+        torch.nn.functional.cross_entropy(
+            model(batch).flatten(0, 1), batch.targets_BN.flatten(), reduction="sum", label_smoothing=smoothing
+        ),
+        model.loss(batch, label_smoothing=smoothing),
+    ]  # fmt: skip
+    torch.testing.assert_close(losses[1], losses[0])
+    with torch.no_grad():
+        torch.testing.assert_close(model.loss(batch, label_smoothing=smoothing), losses[0].detach())
+    expected, got = (gradients_of(model, 0.5 * loss) for loss in losses)
+    assert expected.keys() == got.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_the_loss_of_a_prompt_of_several_ids():
+    model = Model.from_preset("whisper-tiny.en")
+    batch = model.batch([torch.randn(30, 384), torch.randn(12, 384)], [[5, 6, 7], [8]], PowerLaw(0.4))
+    with torch.inference_mode():
+        expected = torch.nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.targets_BN.flatten(), reduction="sum")
+        torch.testing.assert_close(model.loss(batch), expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e38])
+def test_the_loss_of_an_unreadable_token_is_nan_where_it_is_read(bad):
+    model = small_model(dropout=0.0).train()
+    batch = example_batch(model)
+    clean = model.loss(batch)
+    batch.source_BFE[1, 10, 3] = bad  # padding of the second clip
+    assert torch.equal(model.loss(batch), clean)
+    batch.source_BFE[0, 15, 3] = bad
+    loss = model.loss(batch)
+    assert torch.isnan(loss)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients_of(model, loss).values())
+
+
+def test_training_and_reading_multiply_alike():
+    model = small_model(dropout=0.0, source_layers=1).train()
+    batch = example_batch(model)
+    with torch.no_grad():
+        expected = model(batch)
+    torch.testing.assert_close(model(batch).detach(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.999999])
+def test_dropout_keeps_as_much_as_it_says(dropout):
+    torch.manual_seed(0)
+    noise = _dropout_noise(torch.empty(1001, 999), dropout)
+    kept = (noise > 0).float().mean()
+    assert abs(float(kept) - (1 - dropout)) < 2e-3
+    values = noise.unique()
+    assert values.shape == (2,)
+    torch.testing.assert_close(1 / values[1], torch.tensor(1 - dropout), atol=2**-16, rtol=0)
+    torch.manual_seed(0)
+    assert torch.equal(_dropout_noise(torch.empty(1001, 999), dropout), noise)
+    if dropout < 0.9:  # neighbours, which share a draw, are independent
+        pairs = torch.corrcoef((noise.flatten()[:999_996].view(-1, 4) > 0).float().T)
+        assert float((pairs - torch.eye(4)).abs().max()) < 0.01

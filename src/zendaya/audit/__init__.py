@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zendaya.decoder import History
 from zendaya.errors import ConfigError, SourceError
 from zendaya.model import Model
 from zendaya.records import Event
-from zendaya.schedule import Full, PowerLaw, Schedule, WaitK
+from zendaya.schedule import Full, Learned, PowerLaw, Schedule, WaitK
 from zendaya.stream import Session
 
+Past = tuple[Tensor, list[int]] | None
 Variant = Literal["values", "huge", "nan", "nothing", "more"]
 VARIANTS: tuple[Variant, ...] = ("values", "huge", "nan", "nothing", "more")
 SAME_SHAPE: tuple[Variant, ...] = ("values", "huge", "nan")
@@ -104,7 +106,8 @@ def audit(
 
     `scale="segment"` gives the live runtime each stream's own length as its window, the paper's protocol: it is future
     information, and the audit says so. `cuts` is how many horizons are tried with every replacement on each path; NaN and
-    nothing are tried at many more. Windows and texts longer than `max_source` and `max_steps` are tested at that size.
+    nothing are tried at many more. Windows and texts longer than `max_source` and `max_steps` are tested at that size. A learned
+    schedule is tested under every γ it may choose, and live as it chooses.
 
     >>> report = audit(Model.from_preset("tiny"), PowerLaw(0.5), cuts=2)
     >>> report.passed
@@ -119,17 +122,24 @@ def audit(
     report = AuditReport(schedule=str(schedule), seed=seed, scale=scale, window=window, steps=steps)
     rng = torch.Generator().manual_seed(seed)
     auditor = _Auditor(model, schedule, window, steps, cuts, report, rng, scale == "segment", copy.deepcopy(model).double().eval())
+    choices: Sequence[Schedule] = [PowerLaw(gamma) for gamma in config.gammas] if isinstance(schedule, Learned) else [schedule]
+    if not choices:
+        raise ConfigError("this model has no dial head to choose a gamma: train one with `zendaya learn-gamma`, or give one gamma")
     training = model.training
     try:
         model.eval()
         with torch.inference_mode():
-            auditor.check_schedule()
-            for history in (False, True) if config.history else (False,):
-                auditor.check_forced(history=history)
-                auditor.check_forced_batch(history=history)
-            auditor.check_incremental()
-            auditor.check_incremental_batch()
-            auditor.check_length()
+            for choice in choices:
+                each = dataclasses.replace(auditor, schedule=choice)
+                each.check_schedule()
+                for history in (False, True) if config.history else (False,):
+                    each.check_forced(history=history)
+                    each.check_forced_batch(history=history)
+                each.check_incremental()
+                each.check_incremental_batch()
+                each.check_length()
+            if isinstance(schedule, Learned):
+                auditor.check_dial(schedule)
         auditor.check_live()
     finally:
         model.train(training)
@@ -343,30 +353,61 @@ class _Auditor:
         """The length head reads what it may: its buffer of the window, and nothing of its neighbours or the padding."""
         if self.model.length is None:
             return
-        path = "length head"
+        keep = self._buffer(self.schedule)
+
+        def logits(model: Model, source_BTE: Tensor, lengths_B: Tensor, history: History | None) -> Tensor:
+            return model.length_logits(source_BTE, lengths_B, history)
+
+        def steps(window_TE: Tensor, past: Past) -> int:
+            return self.model.predict_steps(window_TE, keep, past)
+
+        self._check_head("length head", keep, "the predicted length", logits, steps)
+
+    def check_dial(self, schedule: Learned) -> None:
+        """The dial head reads what it may, for each γ it may settle for: that one's buffer."""
+        gammas = self.model.config.gammas
+
+        def costs(model: Model, source_BTE: Tensor, lengths_B: Tensor, history: History | None) -> Tensor:
+            return torch.cat(model.gamma_costs(source_BTE, lengths_B, history), -1)
+
+        for place in range(len(gammas) - 1, 0, -1):
+            keep = self._buffer(PowerLaw(gammas[place]))
+
+            def settles(window_TE: Tensor, past: Past, place: int = place, keep: int = keep) -> int:
+                return self.model.settles_for(place, window_TE, keep, past, price=schedule.price)
+
+            self._check_head("dial head", keep, f"whether gamma={gammas[place]} is taken", costs, settles)
+
+    def _buffer(self, schedule: Schedule) -> int:
+        """Tokens of a window that a head may read under a schedule."""
         causal = self.model.config.length == "inf"
-        keep = self.schedule.buffer(self.window, self.model.config.max_steps) if causal else self.window
+        return schedule.buffer(self.window, self.model.config.max_steps) if causal else self.window
+
+    def _check_head(
+        self, path: str, keep: int, what: str, outputs: Callable[[Model, Tensor, Tensor, History | None], Tensor],
+        decide: Callable[[Tensor, Past], int],
+    ) -> None:  # fmt: skip
+        causal = self.model.config.length == "inf"
         lengths_B = torch.tensor([keep] * 3)
         for _ in range(DRAWS):
             source_BTE = torch.stack([self._tokens(self.window + MORE) for _ in range(3)])
             past = (self._tokens(self.window // 2), self._text(self.steps // 2))
-            base_1C = self.model.length_logits(source_BTE, lengths_B, self.model._history([past, None, past]))[:1]
-            base_steps = self.model.predict_steps(source_BTE[0], keep, past)
+            base_1C = outputs(self.model, source_BTE, lengths_B, self.model._history([past, None, past]))[:1]
+            base = decide(source_BTE[0], past)
             self._tested(path, 1)
             for variant in VARIANTS:
                 if variant in SAME_SHAPE:
                     probe_BTE = torch.stack([self._replace(s, keep if i == 0 else 0, variant) for i, s in enumerate(source_BTE)])
-                    probe_1C = self.model.length_logits(probe_BTE, lengths_B, self.model._history([past, past, None]))[:1]
+                    probe_1C = outputs(self.model, probe_BTE, lengths_B, self.model._history([past, past, None]))[:1]
                     self._compare(path, variant, base_1C, probe_1C, [1], keep)
-                predicted = self.model.predict_steps(self._replace(source_BTE[0], keep, variant), keep, past)
-                if causal and predicted != base_steps:
-                    detail = f"the predicted length changes with tokens past the first {keep}"
+                if causal and decide(self._replace(source_BTE[0], keep, variant), past) != base:
+                    detail = f"{what} changes with tokens past the first {keep}"
                     self.report.violations.append(Violation(path, variant, 1, keep, math.nan, detail))
                     return
             longer = (self._tokens(self.window), self._text(self.steps - 1))
             source64_BTE = source_BTE.double()
             base64_1C, probe64_1C = (
-                self.double.length_logits(source64_BTE, lengths_B, self.double._history(histories))[:1]
+                outputs(self.double, source64_BTE, lengths_B, self.double._history(histories))[:1]
                 for histories in ([past, None, past], [past, longer, longer])
             )
             self._compare(path, "longer neighbours", base64_1C, probe64_1C, [1], keep, exact=False)
@@ -379,7 +420,8 @@ class _Auditor:
         stream_TE = self._tokens(count)
         base, base_rows = self._live(stream_TE, [count])
         for event in base:
-            expected = int(self.schedule.at(event.step, source=self._live_window(stream_TE), steps=event.predicted_steps))
+            schedule = self.schedule if event.gamma is None else PowerLaw(event.gamma)
+            expected = int(schedule.at(event.step, source=self._live_window(stream_TE), steps=event.predicted_steps))
             if event.horizon != expected:
                 detail = f"window {event.window}: the runtime read {event.horizon} tokens where the schedule gives {expected}"
                 self.report.violations.append(Violation(path, "nothing", event.step, expected, math.nan, detail))

@@ -14,7 +14,7 @@ from torch import Tensor
 from zendaya.audit import AuditReport, audit
 from zendaya.decoder import Attention, Cache, Decoder, History
 from zendaya.model import Batch, Model
-from zendaya.schedule import IntArray, Ints, PowerLaw, Schedule
+from zendaya.schedule import IntArray, Ints, Learned, PowerLaw, Schedule
 
 
 class _OpenHistory(Decoder):
@@ -30,11 +30,10 @@ class _OpenHistory(Decoder):
 class _MaskAfterSoftmax(Decoder):
     """Weights beyond the horizon are zeroed after the softmax, whose sum has already seen them."""
 
-    def _cross(self, attention: Attention, x_BND: Tensor, memory_BMD: Tensor, mask_B1NM: Tensor) -> Tensor:
-        k_BAMK, v_BAMK = attention.keys_values(memory_BMD)
+    def _cross(self, attention: Attention, x_BND: Tensor, k_BAMK: Tensor, v_BAMK: Tensor, mask_B1NM: Tensor) -> Tensor:
         q_BANK = attention._split(attention.query(x_BND))
         weights_BANM = torch.softmax(q_BANK @ k_BAMK.transpose(-1, -2) * k_BAMK.shape[-1] ** -0.5, -1)
-        return attention._join((weights_BANM * mask_B1NM) @ v_BAMK)
+        return attention._join((weights_BANM * mask_B1NM.exp()) @ v_BAMK)
 
 
 class _BidirectionalSource(Decoder):
@@ -56,6 +55,15 @@ class _WholeWindowLength(Model):
 
     def predict_steps(self, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None) -> int:
         return super().predict_steps(window_TE, window_TE.shape[0], history)
+
+
+class _WholeWindowDial(Model):
+    """The dial head pools everything that was handed over, not the buffer of the γ it would settle for."""
+
+    def settles_for(
+        self, place: int, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None, *, price: float | None = None
+    ) -> bool:
+        return super().settles_for(place, window_TE, window_TE.shape[0], history, price=price)
 
 
 class _PaddedHorizons(Model):
@@ -98,11 +106,12 @@ class Leak:
     schedule: Schedule = field(default_factory=lambda: PowerLaw(0.5))
     scale: Literal["window", "segment"] = "window"
     source_layers: int = 0
+    gammas: tuple[float, ...] = ()
 
     def plant(self, model: Model) -> Model:
         """A model of the same config, with random weights, that leaks."""
         decoder = dataclasses.replace(model.config.decoder, source_layers=self.source_layers)
-        config = dataclasses.replace(model.config, decoder=decoder)
+        config = dataclasses.replace(model.config, decoder=decoder, gammas=self.gammas)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             leaky = self.model(config, model.tokenizer).eval()
@@ -119,6 +128,7 @@ LEAKS: dict[str, Leak] = {
     "decreasing": Leak("a schedule that decreases", schedule=_Decreasing()),
     "softmax": Leak("a mask applied after the softmax without renormalising", decoder=_MaskAfterSoftmax),
     "length": Leak("a length head that pools the whole window", model=_WholeWindowLength),
+    "dial": Leak("a dial head that pools the whole window", model=_WholeWindowDial, schedule=Learned(price=0.0), gammas=(0.3, 0.6, 1.0)),
     "segment": Leak("the segment's own length in a live schedule", scale="segment"),
     "bidirectional": Leak("a bidirectional source layer", decoder=_BidirectionalSource, source_layers=1),
     "padding": Leak("leakage between batch neighbours through padding", model=_PaddedHorizons),

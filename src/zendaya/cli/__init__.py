@@ -17,6 +17,8 @@ import zendaya
 from zendaya.cli import audit as audit_command
 from zendaya.cli import corpora as corpora_command
 from zendaya.cli import encode as encode_command
+from zendaya.cli import evaluate as evaluate_command
+from zendaya.cli import learn as learn_command
 from zendaya.cli import train as train_command
 from zendaya.errors import ScheduleError, ZendayaError
 from zendaya.schedule import PowerLaw, Rounding
@@ -29,7 +31,10 @@ app = typer.Typer(
 app.add_typer(corpora_command.app, name="corpora")
 app.command("encode")(encode_command.encode)
 app.command("train")(train_command.train)
+app.command("learn-gamma")(learn_command.learn_gamma)
 app.command("recipes")(train_command.recipes)
+app.command("evaluate")(evaluate_command.evaluate)
+app.command("score")(evaluate_command.score)
 app.command("audit")(audit_command.audit)
 app.command("audit-raw")(audit_command.audit_raw)
 

@@ -102,10 +102,14 @@ def recipes() -> None:
     """List the recipes: what each trains, and on what."""
     from zendaya.recipes import recipe
     from zendaya.recipes import recipes as names
+    from zendaya.training.adapt import AdaptRecipe
 
     table = Table("recipe", "form", "corpus", "encoder", "schedule", "width", "layers", "epochs", box=None, pad_edge=False)
     for name in names():
         config = recipe(name)
+        if isinstance(config, AdaptRecipe):
+            table.add_row(name, "inf", config.folder, f"whisper:{config.adapt.base}", config.schedule, "384", "4", str(config.loop.epochs))
+            continue
         decoder = config.model.decoder
         shape = (str(decoder.dim), str(decoder.layers), str(config.loop.epochs))
         table.add_row(name, config.form, config.corpus, config.encoder, str(config.schedule), *shape)

@@ -15,6 +15,7 @@ from zendaya.model import ModelConfig, preset
 from zendaya.schedule import PowerLaw, Schedule
 from zendaya.training import TrainConfig
 from zendaya.training import train as run
+from zendaya.training.adapt import AdaptRecipe, train_adapter
 from zendaya.training.dial import Dial, parse_training_schedule
 from zendaya.training.loop import LoopConfig, Result
 
@@ -44,7 +45,7 @@ def msvd() -> TrainConfig:
         name="msvd", corpus="msvd", folder="msvd", encoder="features:msvd_vgg16_pca512_3fps.npz,rate=3", schedule=PowerLaw(0.3),
         model=_small(dim=256, layers=2, source_dim=512, window=80, max_steps=40, dropout=0.2, vocab_size=3000), vocab_size=3000, lower=True,
         splits=("train", "val"), label_smoothing=0.1, source_noise=0.1,
-        loop=LoopConfig(epochs=4, batch_tokens=3000, learning_rate=1e-3, warmup_steps=300, patience=3, weight_decay=0.05),
+        loop=LoopConfig(epochs=3, batch_tokens=3000, learning_rate=1e-3, warmup_steps=300, patience=3, weight_decay=0.05),
     )  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def librispeech() -> TrainConfig:
         model=_small(dim=192, layers=3, source_dim=384, window=450, max_steps=200, dropout=0.1, vocab_size=1000), vocab_size=1000,
         lower=True,
         label_smoothing=0.1, source_noise=0.05,
-        loop=LoopConfig(epochs=16, batch_tokens=3000, learning_rate=2e-3, warmup_steps=300, patience=5, weight_decay=0.05),
+        loop=LoopConfig(epochs=12, batch_tokens=3000, short_first=2, learning_rate=1e-3, warmup_steps=200, patience=5, weight_decay=0.05),
     )  # fmt: skip
 
 
@@ -67,11 +68,18 @@ def multi30k() -> TrainConfig:
     return TrainConfig(
         name="multi30k", corpus="multi30k", folder="multi30k", encoder="text", schedule=PowerLaw(0.7), model=model, vocab_size=3000,
         splits=("train", "val"), label_smoothing=0.1,
-        loop=LoopConfig(epochs=6, batch_tokens=2500, learning_rate=2e-3, warmup_steps=500, patience=3, weight_decay=0.01),
+        loop=LoopConfig(epochs=4, batch_tokens=2500, learning_rate=2e-3, warmup_steps=250, patience=3, weight_decay=0.01),
     )  # fmt: skip
 
 
-_RECIPES: dict[str, Callable[[], TrainConfig]] = {
+def adapt_tiny_en() -> AdaptRecipe:
+    """Whisper tiny.en put on the dial: encoder in blocks of 1 s, decoder on horizons, low-rank adapters trained on LibriSpeech."""
+    return AdaptRecipe()
+
+
+Recipe = TrainConfig | AdaptRecipe
+
+_RECIPES: dict[str, Callable[[], Recipe]] = {
     "charades-sta": charades_sta,
     "charades-sta-inf": lambda: inf(charades_sta()),
     "activitynet": activitynet,
@@ -82,6 +90,7 @@ _RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "librispeech": librispeech,
     "librispeech-inf": lambda: inf(librispeech()),
     "multi30k": multi30k,
+    "adapt-tiny.en": adapt_tiny_en,
 }
 """The clips of MSVD and Multi30k have no neighbours in a stream, so those have no inf form."""
 
@@ -91,7 +100,7 @@ def recipes() -> Iterator[str]:
     return iter(_RECIPES)
 
 
-def recipe(name: str) -> TrainConfig:
+def recipe(name: str) -> Recipe:
     """A recipe's config: by name, or in a JSON file, such as the recipe.json that every run leaves."""
     if name.endswith(".json"):
         return _from_file(Path(name))
@@ -112,12 +121,11 @@ def _from_file(path: Path) -> TrainConfig:
 
 def inf(config: TrainConfig) -> TrainConfig:
     """The streaming form of a recipe: after the window before it, its length predicted from what has arrived, at the scale W."""
-    config = dataclasses.replace(config, name=f"{config.name}-inf", form="inf", scale="window")
-    return config.with_schedule(config.schedule)
+    return dataclasses.replace(config, name=f"{config.name}-inf", form="inf", scale="window")
 
 
 def train(
-    recipe_or_config: str | TrainConfig, *, data: str | Path | None = None, out: str | Path, schedule: str | Schedule | Dial | None = None,
+    recipe_or_config: str | Recipe, *, data: str | Path | None = None, out: str | Path, schedule: str | Schedule | Dial | None = None,
     gamma: float | None = None, seed: int | None = None, **options: Any,
 ) -> Result:  # fmt: skip
     """Train a recipe, by name or config, under its own schedule, another one, one γ, or `dial`, the whole dial in one model.
@@ -126,16 +134,19 @@ def train(
     Further options are those of `zendaya.training.train`.
     """
     config = configured(recipe_or_config, schedule=schedule, gamma=gamma, seed=seed)
-    return run(config, data=data_folder(config, data), out=out, **options)
+    folder = data_folder(config, data)
+    if isinstance(config, AdaptRecipe):
+        return train_adapter(config, data=folder, out=out, **options)
+    return run(config, data=folder, out=out, **options)
 
 
 def configured(
-    recipe_or_config: str | TrainConfig,
+    recipe_or_config: str | Recipe,
     *,
     schedule: str | Schedule | Dial | None = None,
     gamma: float | None = None,
     seed: int | None = None,
-) -> TrainConfig:
+) -> Recipe:
     """A recipe with its schedule or γ and its seed changed."""
     config = recipe(recipe_or_config) if isinstance(recipe_or_config, str) else recipe_or_config
     if schedule is not None and gamma is not None:
@@ -145,26 +156,27 @@ def configured(
     if isinstance(schedule, str):
         schedule = parse_training_schedule(schedule)
     if schedule is not None:
+        if isinstance(config, AdaptRecipe):
+            raise ConfigError(f"recipe {config.name} draws its own schedules, over the whole dial: give neither --schedule nor --gamma")
         config = config.with_schedule(schedule)
     if seed is not None:
         config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, seed=seed))
     return config
 
 
-def data_folder(config: TrainConfig, data: str | Path | None) -> Path:
+def data_folder(config: Recipe, data: str | Path | None) -> Path:
     """Where the corpus of a recipe lies."""
     if data is not None:
         return Path(data)
     if root := os.environ.get("ZENDAYA_DATA"):
         return Path(root) / config.folder
-    raise ConfigError(f"recipe {config.name} needs the corpus {config.corpus}: give its folder with --data, or set ZENDAYA_DATA")
+    raise ConfigError(f"recipe {config.name} needs its corpus ({config.folder}): give its folder with --data, or set ZENDAYA_DATA")
 
 
 def _paper(name: str, folder: str, encoder: str, gamma: float, splits: tuple[str, str]) -> TrainConfig:
-    config = TrainConfig(
+    return TrainConfig(
         name=name, corpus=name, folder=folder, encoder=encoder, model=preset(name), schedule=PowerLaw(gamma), splits=splits, loop=PAPER,
     )  # fmt: skip
-    return config.with_schedule(config.schedule)
 
 
 def _small(
@@ -175,4 +187,4 @@ def _small(
         vocab_size=vocab_size, source_dim=source_dim, max_source=window, max_rows=2 * max_steps + 1, dim=dim, layers=layers,
         heads=dim // 64, head_dim=64, ffn_dim=2 * dim, dropout=dropout, norm="pre", **decoder,
     )  # fmt: skip
-    return ModelConfig(decoder=shape, window=window, max_steps=max_steps, length="fix", length_hidden=dim, history=False)
+    return ModelConfig(decoder=shape, window=window, max_steps=max_steps, length_hidden=dim)

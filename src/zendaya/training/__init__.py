@@ -29,10 +29,9 @@ from zendaya.schedule import Schedule, WaitK
 from zendaya.text import Tokenizer
 from zendaya.training.decoding import DecodingTask, Example, TaskConfig, Window, standardise
 from zendaya.training.dial import Dial, parse_training_schedule
-from zendaya.training.loop import HISTORY, TRAIN, VALID, LoopConfig, Result, Shown, run
-from zendaya.training.state import STATE
+from zendaya.training.loop import TRAIN, VALID, LoopConfig, Result, Shown, run
+from zendaya.training.state import RECIPE, begin
 
-RECIPE = "recipe.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 TOKENIZER = "tokenizer.json"
 
@@ -65,12 +64,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.form not in ("fix", "inf") or self.scale not in ("segment", "window"):
             raise ConfigError(f"recipe {self.name}: form is fix or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
+        # What form and schedule determine is derived: wait-k predicts no length, so it has no head (Sec. 5.1).
+        length = "none" if isinstance(self.schedule, WaitK) else self.form
+        object.__setattr__(self, "model", dataclasses.replace(self.model, length=length, history=self.form == "inf"))
 
     def with_schedule(self, schedule: Schedule | Dial) -> TrainConfig:
-        """The same run under another schedule; wait-k predicts no length, so it has no head (Sec. 5.1)."""
-        length = "none" if isinstance(schedule, WaitK) else self.form
-        model = dataclasses.replace(self.model, length=length, history=self.form == "inf")
-        return dataclasses.replace(self, schedule=schedule, model=model)
+        """The same run under another schedule."""
+        return dataclasses.replace(self, schedule=schedule)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -118,7 +118,7 @@ def train(
         "examples": {split: len(each) for split, each in examples.items()}, "left_out": left_out, "rho": stride,
         "parameters": model.num_parameters,
     }  # fmt: skip
-    _begin(folder, signature, resume)
+    begin(folder, signature, resume)
     task = DecodingTask(
         model, features, examples,
         TaskConfig(
@@ -227,34 +227,6 @@ def _stride(examples: Sequence[Example]) -> float:
     """ρ = mean F / mean N, to three digits: a stride that can be said."""
     source = sum(example.window.num_source for example in examples)
     return round(source / sum(len(example.window.ids) + 1 for example in examples), 3)
-
-
-def _begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
-    """A folder of its own for a new run; for one that goes on, the folder of the same run."""
-    path = folder / RECIPE
-    signature = json.loads(json.dumps(signature))
-    if resume and path.exists():
-        saved = json.loads(path.read_bytes())
-        if different := _difference(saved, signature):
-            raise ConfigError(
-                f"{folder}: holds another run: {different}; resume with the settings it was begun with, or give another --out"
-            )
-        return
-    if not resume and ((folder / STATE).exists() or (folder / HISTORY).exists()):
-        raise ConfigError(f"{folder}: already holds a run; go on with --resume, or give another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(signature, indent=2).encode() + b"\n")
-
-
-def _difference(saved: dict[str, Any], wanted: dict[str, Any], where: str = "") -> str | None:
-    for key in sorted(saved.keys() | wanted.keys()):
-        left, right = saved.get(key), wanted.get(key)
-        if isinstance(left, dict) and isinstance(right, dict):
-            if found := _difference(left, right, f"{where}{key}."):
-                return found
-        elif left != right:
-            return f"{where}{key} was {left!r}, now {right!r}"
-    return None
 
 
 def _plain(value: object) -> object:

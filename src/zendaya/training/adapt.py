@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+import zendaya
 from zendaya.adapter import ADAPTER, Adapter, AdapterConfig, attach, trained, weights_digest
 from zendaya.corpora import read
 from zendaya.encoders import Samples
@@ -35,7 +36,8 @@ from zendaya.pretrained import whisper_decoder
 from zendaya.records import Clip
 from zendaya.schedule import PowerLaw, Schedule, WaitK
 from zendaya.training.labels import Label, label, read_labels, write_labels
-from zendaya.training.loop import LoopConfig
+from zendaya.training.loop import LoopConfig, Result, Shown, run
+from zendaya.training.state import begin
 
 Sound = npt.NDArray[np.int16]
 """Samples in 16 bits: a training holds hours of them."""
@@ -55,7 +57,7 @@ class AdaptConfig:
     """What is adapted, and to what."""
 
     base: str = "tiny.en"
-    block_s: float = 1.0
+    block_s: float = 2.0
     ceiling: float = CEILING
     rank: int = 32
     window: int = 500
@@ -74,6 +76,40 @@ class AdaptConfig:
 
 LOOP = LoopConfig(epochs=3, batch_tokens=3400, accumulate=2, learning_rate=1e-3, warmup_steps=20, weight_decay=0.0)
 """How the adapters are optimised: small steps of about two minutes of speech."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptRecipe:
+    """A whole adaptation but its data."""
+
+    name: str = "adapt-tiny.en"
+    folder: str = "librispeech"
+    """Where the corpus lies under the folder of all data."""
+    adapt: AdaptConfig = dataclasses.field(default_factory=AdaptConfig)
+    loop: LoopConfig = LOOP
+
+    @property
+    def schedule(self) -> str:
+        """Every window draws its own."""
+        return "dial"
+
+
+def train_adapter(
+    recipe: AdaptRecipe, *, data: str | Path, out: str | Path, store: str | Path | None = None, resume: bool = False,
+    report: Callable[[Shown], None] = lambda _: None, limit: int | None = None, **_: object,
+) -> Result:  # fmt: skip
+    """Adapt Whisper on LibriSpeech in `data`: `out` holds best/ and last/ (for `load_adapted`), `store` the readable labels."""
+    folder = Path(out)
+    config = dataclasses.replace(recipe.adapt, seed=recipe.loop.seed)
+    recipe = dataclasses.replace(recipe, adapt=config)
+    signature = {
+        "version": zendaya.__version__, "recipe": dataclasses.asdict(recipe), "schedule": recipe.schedule,
+        "data_digest": read("librispeech", data).digest, "limit": limit,
+    }  # fmt: skip
+    begin(folder, signature, resume)
+    labels = (Path(store) if store is not None else folder) / "labels.jsonl"
+    labels.parent.mkdir(parents=True, exist_ok=True)
+    return run(adapt(data, labels=labels, config=config, max_utterances=limit), recipe.loop, folder, resume=resume, report=report)
 
 
 @dataclass(frozen=True)
@@ -142,7 +178,14 @@ class Adapting(nn.Module):
         framing = base.config.framing
         framing = dataclasses.replace(framing, suppress_first=tuple(i for i in framing.suppress_first if i != framing.end))
         model_config = dataclasses.replace(
-            base.config, window=config.window, max_steps=config.max_steps, length="inf", history=True, pauses=True, framing=framing
+            base.config,
+            window=config.window,
+            max_steps=config.max_steps,
+            length="inf",
+            history=True,
+            pauses=True,
+            pace=True,
+            framing=framing,
         )
         generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
@@ -207,8 +250,9 @@ class AdaptTask:
 
     def __init__(self, config: AdaptConfig, examples: Mapping[str, Sequence[Example]]) -> None:
         self.config, self.examples = config, {split: list(chosen) for split, chosen in examples.items()}
-        self.module = Adapting(config)
-        self._filters_CF = mel_filters(self.module.encoder.config.num_mel_bins)
+        self._adapting = Adapting(config)
+        self.module: nn.Module = self._adapting
+        self._filters_CF = mel_filters(self._adapting.encoder.config.num_mel_bins)
 
     def sizes(self, split: str) -> list[tuple[int, int]]:
         return [(example.num_source, example.num_ids) for example in self.examples[split]]
@@ -226,12 +270,12 @@ class AdaptTask:
             heard, written = draw.example(self.examples[split][index], len(spans))
             spans += heard
             windows += written
-        mel_BCL = log_mel(spans, self._filters_CF, block=self.module.block, floor=self.config.ceiling - 8.0)
+        mel_BCL = log_mel(spans, self._filters_CF, block=self._adapting.block, floor=self.config.ceiling - 8.0)
         return Batch(mel_BCL, windows)
 
     def adapter(self) -> Adapter:
         """What has been learned so far."""
-        module, length = self.module, self.module.model.length
+        module, length = self._adapting, self._adapting.model.length
         assert length is not None
         tensors = {**trained(module.encoder, "encoder."), **trained(module.model.decoder, "decoder."), **trained(length, "length.")}
         return Adapter(module.kept, tensors)

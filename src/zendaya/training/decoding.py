@@ -20,9 +20,6 @@ from zendaya.model import Batch, Model
 from zendaya.schedule import Schedule
 from zendaya.training.dial import Dial
 
-IGNORED = -100
-"""Target of a row that is not learned: padding, and the rows of a history."""
-
 
 @dataclass(frozen=True)
 class Window:
@@ -132,13 +129,7 @@ class _Teacher(nn.Module):
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         batch = lesson.batch
-        logits_BNV = self.model(batch)
-        smoothing = self.label_smoothing if self.training else 0.0
-        sums = {
-            "nll": functional.cross_entropy(
-                logits_BNV.flatten(0, 1), batch.targets_BN.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
-            )
-        }
+        sums = {"nll": self.model.loss(batch, label_smoothing=self.label_smoothing if self.training else 0.0)}
         if self.model.length is not None:
             logits_BC = self.model.length_logits(batch.source_BFE, lesson.buffers_B, batch.history)
             sums["length"] = functional.cross_entropy(logits_BC, lesson.steps_B - 1, reduction="sum")

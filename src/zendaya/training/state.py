@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from zendaya.atomic import write_atomically
-from zendaya.errors import CheckpointError
+from zendaya.errors import CheckpointError, ConfigError
 
-STATE = "state.safetensors"
+STATE, RECIPE, HISTORY = "state.safetensors", "recipe.json", "history.jsonl"
 FORMAT = 1
 
 
@@ -96,3 +96,31 @@ def _digest(tensors: dict[str, Tensor], progress: str) -> str:
         digest.update(f"{name}\0{tensors[name].dtype}\0{tuple(tensors[name].shape)}\0".encode())
         digest.update(tensors[name].flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
+    """A folder of its own for a new run; for one that goes on, the folder of the same run."""
+    path = folder / RECIPE
+    signature = json.loads(json.dumps(signature))
+    if resume and path.exists():
+        saved = json.loads(path.read_bytes())
+        if different := _difference(saved, signature):
+            raise ConfigError(
+                f"{folder}: holds another run: {different}; resume with the settings it was begun with, or give another --out"
+            )
+        return
+    if not resume and ((folder / STATE).exists() or (folder / HISTORY).exists()):
+        raise ConfigError(f"{folder}: already holds a run; go on with --resume, or give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(signature, indent=2).encode() + b"\n")
+
+
+def _difference(saved: dict[str, Any], wanted: dict[str, Any], where: str = "") -> str | None:
+    for key in sorted(saved.keys() | wanted.keys()):
+        left, right = saved.get(key), wanted.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            if found := _difference(left, right, f"{where}{key}."):
+                return found
+        elif left != right:
+            return f"{where}{key} was {left!r}, now {right!r}"
+    return None

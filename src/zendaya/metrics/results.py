@@ -1,0 +1,142 @@
+"""The two files an evaluation leaves: `traces.jsonl`, a line a clip and schedule, and `scores.json`, made from it, with its signature."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import zendaya
+from zendaya.atomic import write_atomically
+from zendaya.errors import ZendayaError
+from zendaya.metrics.quality import METRICS, Normalise, check_metrics
+from zendaya.metrics.scores import Scores, score
+from zendaya.records import Scale, Trace
+from zendaya.schedule import parse_schedule
+
+TRACES, SCORES = "traces.jsonl", "scores.json"
+
+_LISTS = {"references": str, "reference_steps": int, "predicted_steps": int, "tokens": int, "windows": int, "horizons": int}
+_LISTS |= {"effective_horizons": int, "arrived": int}
+_SINGLE = {"clip": str, "split": str, "schedule": str, "scale": str, "window": int, "num_source_tokens": int, "text": str}
+
+
+def _to_bytes(traces: Iterable[Trace]) -> bytes:
+    """The lines of a traces file."""
+    return b"".join(json.dumps(asdict(trace), ensure_ascii=False).encode() + b"\n" for trace in traces)
+
+
+def traces_digest(traces: Iterable[Trace]) -> str:
+    """sha256 of the file that `write_traces` would make."""
+    return hashlib.sha256(_to_bytes(traces)).hexdigest()
+
+
+def read_traces(path: str | Path) -> tuple[list[Trace], str]:
+    """The traces of a file, or of the one in a folder, and the sha256 of its bytes."""
+    file = Path(path).expanduser()
+    file = file / TRACES if file.is_dir() else file
+    try:
+        data = file.read_bytes()
+        lines = data.decode().split("\n")
+    except OSError as error:
+        raise ZendayaError(f"{file}: cannot be read: {error.strerror or error}; expected the {TRACES} of zendaya evaluate") from None
+    except UnicodeDecodeError:
+        raise ZendayaError(f"{file}: not UTF-8: expected the {TRACES} of zendaya evaluate") from None
+    traces = [_trace(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not traces:
+        raise ZendayaError(f"{file}: no traces in it: expected the {TRACES} of zendaya evaluate")
+    return traces, hashlib.sha256(data).hexdigest()
+
+
+def _trace(line: str, where: str) -> Trace:
+    """The trace of a line, every field of its type and the steps as many as they say."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ZendayaError(f"{where}: not JSON: the file is damaged or no {TRACES}; evaluate again") from None
+    names = {field.name for field in fields(Trace)}
+    if not isinstance(record, dict) or record.keys() != names:
+        raise ZendayaError(f"{where}: not a trace of this version: expected an object of the fields {', '.join(sorted(names))}")
+    for name, kind in _SINGLE.items():
+        if type(record[name]) is not kind:
+            raise ZendayaError(f"{where}: {name} must be a {kind.__name__}: got {record[name]!r}")
+    for name, kind in _LISTS.items():
+        if not isinstance(record[name], list) or any(type(value) is not kind for value in record[name]):
+            raise ZendayaError(f"{where}: {name} must be a list of {kind.__name__}: got {record[name]!r}")
+        record[name] = tuple(record[name])
+    if record["arrivals_s"] is not None:
+        if not isinstance(record["arrivals_s"], list) or any(type(value) not in (int, float) for value in record["arrivals_s"]):
+            raise ZendayaError(f"{where}: arrivals_s must be null or a list of numbers: got {record['arrivals_s']!r}")
+        record["arrivals_s"] = tuple(map(float, record["arrivals_s"]))
+    trace = Trace(**record)
+    parse_schedule(trace.schedule)
+    if not _consistent(trace):
+        raise ZendayaError(f"{where}: the trace of clip {trace.clip!r} contradicts itself: the file was changed; evaluate again")
+    return trace
+
+
+def _consistent(trace: Trace) -> bool:
+    steps, source = len(trace.tokens), trace.num_source_tokens
+    per_step = (trace.windows, trace.horizons, trace.effective_horizons, trace.arrived)
+    return (
+        trace.scale in get_args(Scale)
+        and steps > 0
+        and all(len(values) == steps for values in per_step)
+        and trace.window >= 1
+        and source >= 1
+        and bool(trace.references)
+        and (trace.arrivals_s is None or len(trace.arrivals_s) == source)
+        and set(trace.windows) == set(range(len(trace.predicted_steps)))
+        and all(count >= 1 for count in (*trace.predicted_steps, *trace.reference_steps))
+        and all(1 <= count <= source for count in trace.arrived)
+        and max(trace.windows) * trace.window < source
+        and all(0 <= read <= trace.window_tokens(k) for k, read in zip(trace.windows, trace.effective_horizons, strict=True))
+    )
+
+
+def write_traces(folder: Path, traces: Iterable[Trace]) -> str:
+    """Write a folder's traces, whole or not at all, and give their sha256; scores of other traces do not stay beside them."""
+    data = _to_bytes(traces)
+    write_atomically(folder / TRACES, data, before_rename=lambda: (folder / SCORES).unlink(missing_ok=True))
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_scores(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write a folder's scores, whole or not at all."""
+    write_atomically(folder / SCORES, json.dumps(record, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def scores_record(scores: Sequence[Scores], signature: Mapping[str, Any], traces_sha256: str) -> dict[str, Any]:
+    """What `scores.json` holds."""
+    return {"signature": {**signature, "traces_sha256": traces_sha256}, "scores": [asdict(one) for one in scores]}
+
+
+def rescore(
+    path: str | Path, *, metrics: Sequence[str] | None = None, normalise: Normalise | None = None
+) -> tuple[tuple[Scores, ...], dict[str, Any]]:
+    """Scores of a traces file, and their record, signed as the evaluation was if its `scores.json` still stands beside the traces.
+
+    Metrics and normalisation not given are those of that evaluation, or `bleu` and `english`.
+    """
+    traces, sha256 = read_traces(path)
+    file = Path(path).expanduser()
+    signature = _signature_beside(file if file.is_dir() else file.parent, sha256)
+    names = tuple(metrics) if metrics is not None else tuple(signature.get("metrics", ("bleu",)))
+    norm: Normalise = normalise if normalise is not None else signature.get("normalise", "english")
+    check_metrics(names, normalise=norm)
+    scores = score(traces, metrics=names, normalise=norm)
+    signature |= {"metrics": list(names), "normalise": norm, "scored_by": zendaya.__version__}
+    return scores, scores_record(scores, signature, sha256)
+
+
+def _signature_beside(folder: Path, sha256: str) -> dict[str, Any]:
+    """The signature of the scores in a folder, if they are of these traces; else nothing is known but the traces."""
+    try:
+        signature = json.loads((folder / SCORES).read_bytes())["signature"]
+        known = signature["traces_sha256"] == sha256 and set(signature["metrics"]) <= set(METRICS)
+        return dict(signature) if known and signature["normalise"] in get_args(Normalise) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}

@@ -1,0 +1,131 @@
+"""Scores of a decode from its traces: quality, lag and exposure, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zendaya.errors import ZendayaError
+from zendaya.metrics.latency import (
+    average_lagging,
+    average_proportion,
+    differentiable_average_lagging,
+    length_adaptive_average_lagging,
+)
+from zendaya.metrics.quality import Normalise, Quality, quality
+from zendaya.records import Scale, Trace
+from zendaya.schedule import Full, Learned, PowerLaw, Schedule, parse_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Lag in one unit of source, each the mean over clips; AL and LAAL are paced by the reference's steps, as SimulEval does."""
+
+    average_lagging: float
+    length_adaptive_average_lagging: float
+    average_proportion: float
+    differentiable_average_lagging: float
+    first_token: float
+    """How much source had arrived when the first step was written, the length head's wait included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """One schedule on one set of clips."""
+
+    schedule: str
+    scale: Scale
+    num_clips: int
+    quality: tuple[Quality, ...]
+    latency_tokens: Latency
+    """In source tokens, on the decode-step clock: delays are g(i) = Ω^eff_i."""
+    latency_s: Latency | None
+    """In seconds, on the clock of the source: delays are the moments at which steps were written; None where it has no clock."""
+    exposure: float
+    """Realised Ē: the mean over written steps of Ω^eff by the source tokens of the window."""
+    exposure_planned: float
+    """Exact Ē of the schedule at each window's W and N̂ (Eq. 2)."""
+    exposure_limit: float | None
+    """The closed form 1/(1+γ) (Eq. 3), where the schedule has one."""
+    steps: float
+    """Mean number of steps written a clip, ends included."""
+    predicted_steps: float
+    """Mean N̂ a clip."""
+    reference_steps: float | None
+    """Mean N of the references a clip, where the model could count it."""
+
+
+def score(traces: Iterable[Trace], *, metrics: Sequence[str], normalise: Normalise = "english") -> tuple[Scores, ...]:
+    """Scores of each schedule among the traces, in the order in which they come."""
+    groups: dict[tuple[str, Scale], list[Trace]] = {}
+    for trace in traces:
+        groups.setdefault((trace.schedule, trace.scale), []).append(trace)
+    if not groups:
+        raise ZendayaError("nothing to score: there are no traces")
+    return tuple(_score(group, metrics, normalise) for group in groups.values())
+
+
+def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) -> Scores:
+    keys = [(trace.split, trace.clip) for trace in traces]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ZendayaError(f"clip {twice[1]!r} of split {twice[0]!r} is there twice for {traces[0].schedule}: score one decode at a time")
+    schedule = parse_schedule(traces[0].schedule)
+    hypotheses, references = [trace.text for trace in traces], [trace.references for trace in traces]
+    counted = [float(np.mean(trace.reference_steps)) for trace in traces if trace.reference_steps]
+    planned = [_planned(schedule, trace) for trace in traces]
+    return Scores(
+        schedule=traces[0].schedule,
+        scale=traces[0].scale,
+        num_clips=len(traces),
+        quality=tuple(quality(name, hypotheses, references, normalise=normalise) for name in metrics),
+        latency_tokens=_latency(traces, lambda trace: (trace.delays, trace.num_source_tokens, trace.arrived[0])),
+        latency_s=_latency_s(traces),
+        exposure=float(np.mean([_exposure(trace) for trace in traces])),
+        exposure_planned=float(np.mean(planned)),
+        exposure_limit=schedule.exposure_limit if isinstance(schedule, PowerLaw | Full) else None,
+        steps=float(np.mean([len(trace.tokens) for trace in traces])),
+        predicted_steps=float(np.mean([sum(trace.predicted_steps) for trace in traces])),
+        reference_steps=float(np.mean(counted)) if counted else None,
+    )
+
+
+def _planned(schedule: Schedule, trace: Trace) -> float:
+    """Ē as the schedule has it; a learned one is known by the horizons it gave."""
+    if isinstance(schedule, Learned):
+        return float(np.mean(trace.horizons)) / trace.window
+    return float(np.mean([schedule.exposure(trace.window, steps) for steps in trace.predicted_steps]))
+
+
+def _latency_s(traces: list[Trace]) -> Latency | None:
+    if any(not trace.arrivals_s or trace.arrivals_s[-1] <= 0 for trace in traces):
+        return None
+
+    def clock(trace: Trace) -> tuple[Sequence[float], float, float]:
+        assert trace.delays_s is not None
+        assert trace.arrivals_s is not None
+        return trace.delays_s, trace.arrivals_s[-1], trace.delays_s[0]
+
+    return _latency(traces, clock)
+
+
+def _latency(traces: list[Trace], clock: Callable[[Trace], tuple[Sequence[float], float, float]]) -> Latency:
+    """Means over clips; the clock gives a trace's delays, the length of its source, and its first token's lag."""
+    rows = []
+    for trace in traces:
+        delays, source, first = clock(trace)
+        target = float(np.mean(trace.reference_steps)) if trace.reference_steps else len(delays)
+        scorers = (average_lagging, length_adaptive_average_lagging, average_proportion, differentiable_average_lagging)
+        rows.append([*(scorer(delays, source=source, target=target) for scorer in scorers), first])
+    lag, adaptive, proportion, differentiable, first_token = np.mean(rows, 0).tolist()
+    return Latency(
+        average_lagging=lag, length_adaptive_average_lagging=adaptive, average_proportion=proportion,
+        differentiable_average_lagging=differentiable, first_token=first_token,
+    )  # fmt: skip
+
+
+def _exposure(trace: Trace) -> float:
+    shares = [read / trace.window_tokens(k) for k, read in zip(trace.windows, trace.effective_horizons, strict=True)]
+    return float(np.mean(shares))

@@ -1,0 +1,21 @@
+"""The benchmarks run: a smoke run of each that is quick."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_training_beside_its_rivals(tmp_path, monkeypatch, capsys):
+    specification = importlib.util.spec_from_file_location("benchmark_train", BENCHMARKS / "train.py")
+    module = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, "benchmark_train", module)
+    specification.loader.exec_module(module)
+    module.main(["--quick", "--data", str(tmp_path), "--json", str(tmp_path / "train.json")])
+    measured = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
+    assert {"nn.TransformerDecoder", "T5"} <= measured["fixed"]["tiny"]["ratios"].keys()
+    assert all(ratio > 0 for ratio in measured["fixed"]["tiny"]["ratios"].values())
+    assert all(result["peak_mib"] > 0 for result in measured["fixed"]["tiny"]["results"].values())
+    assert "msvd is skipped" in capsys.readouterr().out

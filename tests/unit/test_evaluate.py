@@ -1,0 +1,294 @@
+"""Evaluation: clips through the one runtime, traces, scores from them, and the command line from end to end."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from zendaya import Model, PowerLaw, Tokenizer, WaitK, evaluate_corpus, score
+from zendaya.cli import app
+from zendaya.encode import encode_corpus
+from zendaya.encoders import Tokens
+from zendaya.errors import ConfigError, CorpusError, SourceError, StoreError, ZendayaError
+from zendaya.evaluate import evaluate
+from zendaya.metrics.latency import average_lagging
+from zendaya.metrics.results import read_traces
+from zendaya.model import preset
+from zendaya.records import Clip, Trace
+from zendaya.schedule import Full
+
+TEXTS = ["a man plays a guitar", "the dog runs in the park", "two women talk", "he is singing"]
+
+
+def make_model(**changes):
+    decoder = {name: changes.pop(name) for name in ("source_dim", "source_vocab", "max_source") if name in changes}
+    tokenizer = Tokenizer.train(TEXTS, 300)
+    decoder = dataclasses.replace(preset("tiny").decoder, vocab_size=tokenizer.vocab_size, **decoder)
+    return Model.from_preset("tiny", tokenizer=tokenizer, decoder=decoder, **{"max_steps": 12, **changes})
+
+
+def make_clips(*lengths, dim=16):
+    random = np.random.default_rng(0)
+    for number, length in enumerate(lengths):
+        clip = Clip(corpus="c", id=f"{number}", split="test", stream=f"{number}", references=(TEXTS[number % 4],), end_s=length / 2)
+        values = torch.from_numpy(random.standard_normal((length, dim)).astype(np.float32))
+        yield clip, Tokens(values, np.arange(1, length + 1) / 2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def test_a_trace_is_what_the_session_wrote(model):
+    schedule = PowerLaw(0.5)
+    (trace,) = evaluate(model, make_clips(17), schedule)
+    ((clip, source),) = make_clips(17)
+    session = model.open(schedule, window=17)
+    events = [*session.push(source.values_TE), *session.finish()]
+    assert trace.tokens == tuple(event.token for event in events)
+    assert trace.text == " ".join("".join(event.text for event in events).split())
+    assert (trace.clip, trace.references, trace.scale, trace.schedule) == (clip.id, clip.references, "segment", "gamma=0.5")
+    assert (trace.window, trace.num_source_tokens) == (17, 17)
+    assert trace.reference_steps == (len(model.tokenizer.encode(TEXTS[0])) + 1,)
+    steps = trace.predicted_steps[0]
+    expected = tuple(schedule.horizons(17, steps, num_steps=len(events)).tolist())
+    assert trace.horizons == trace.effective_horizons == trace.delays == expected
+    assert trace.arrived == expected  # the buffer of the length head is never more than the first horizon
+    assert trace.delays_s == tuple(horizon / 2 for horizon in expected)
+
+
+def test_the_scale_window_is_that_of_a_live_run(model):
+    (trace,) = evaluate(model, make_clips(7), PowerLaw(1), scale="window", window=10, steps=5)
+    assert (trace.window, trace.predicted_steps) == (10, (5,))
+    assert trace.horizons[:5] == (2, 4, 6, 8, 10)[: len(trace.horizons)]
+    assert trace.effective_horizons == tuple(min(horizon, 7) for horizon in trace.horizons)
+    assert max(trace.arrived) <= 7
+    (longer,) = evaluate(model, make_clips(25), PowerLaw(1), scale="window", window=10)
+    assert set(longer.windows) == {0, 1, 2}
+    assert longer.delays == tuple(10 * k + read for k, read in zip(longer.windows, longer.effective_horizons, strict=True))
+    assert list(longer.delays) == sorted(longer.delays)
+    assert len(longer.predicted_steps) == 3
+    (default,) = evaluate(model, make_clips(7), PowerLaw(1), scale="window")
+    assert default.window == model.config.window
+
+
+def test_a_clip_the_decoder_cannot_hold_is_cut_into_equal_windows(model):
+    (trace,) = evaluate(model, make_clips(50), Full())
+    assert model.config.decoder.max_source == 24
+    assert (trace.window, set(trace.windows)) == (17, {0, 1, 2})
+    assert {trace.window_tokens(k) for k in range(3)} == {17, 16}
+
+
+def test_the_wait_of_a_whole_source_length_head_is_seen():
+    fixed = make_model(length="fix")
+    (trace,) = evaluate(fixed, make_clips(9), PowerLaw(1))
+    assert set(trace.arrived) == {9}
+    (found,) = score([trace], metrics=["bleu"])
+    assert trace.delays[0] < found.latency_tokens.first_token == 9
+    assert found.latency_s.first_token == 4.5
+
+
+def test_workers_change_nothing(model):
+    told = []
+    alone = evaluate(model, make_clips(5, 24, 9), PowerLaw(0.3), report=told.append)
+    assert told == [1, 2, 3]
+    assert evaluate(model, make_clips(5, 24, 9), PowerLaw(0.3), workers=2) == alone
+
+
+def test_a_model_in_training_is_decoded_without_dropout():
+    model = make_model().train()
+    traces = evaluate(model, make_clips(12), PowerLaw(0.3))
+    assert model.training
+    assert evaluate(model.eval(), make_clips(12), PowerLaw(0.3)) == traces
+
+
+def test_mistakes_are_our_errors(model):
+    with pytest.raises(ConfigError, match="scale must be one of segment, window: got 'clip'"):
+        evaluate(model, make_clips(3), Full(), scale="clip")
+    with pytest.raises(ConfigError, match="scale segment takes each clip's own length"):
+        evaluate(model, make_clips(3), Full(), window=3)
+    with pytest.raises(ConfigError, match="workers must be at least 1: got 0"):
+        evaluate(model, make_clips(3), Full(), workers=0)
+    with pytest.raises(SourceError, match="clip '0': no source tokens"):
+        evaluate(model, make_clips(0), Full())
+    with pytest.raises(SourceError, match="clip '0': source tokens must have shape"):
+        evaluate(model, make_clips(3, dim=5), Full())
+    with pytest.raises(ZendayaError, match="nothing to score"):
+        score([], metrics=["bleu"])
+
+
+def by_hand(**changes):
+    fields = {
+        "clip": "0", "split": "test", "schedule": "gamma=1.0", "scale": "segment", "window": 4, "num_source_tokens": 4, "text": "a b",
+        "references": ("a b",), "reference_steps": (3,), "predicted_steps": (3,), "tokens": (7, 8, 2), "windows": (0, 0, 0),
+        "horizons": (2, 3, 4), "effective_horizons": (2, 3, 4), "arrived": (2, 3, 4), "arrivals_s": (0.5, 1.0, 1.5, 2.0),
+    }  # fmt: skip
+    return Trace(**{**fields, **changes})
+
+
+def test_scores_by_hand():
+    (found,) = score([by_hand()], metrics=["wer"])
+    # AL = ((2 − 0) + (3 − 4/3) + (4 − 8/3)) / 3
+    assert found.latency_tokens.average_lagging == pytest.approx(5 / 3)
+    assert found.latency_tokens.average_proportion == pytest.approx(9 / 12)
+    assert found.latency_s.average_lagging == pytest.approx(5 / 6)
+    assert (found.latency_tokens.first_token, found.latency_s.first_token) == (2, 1.0)
+    assert found.exposure == pytest.approx(9 / 12)
+    assert (found.exposure_planned, found.exposure_limit) == (found.exposure, 0.5)
+    assert (found.steps, found.predicted_steps, found.reference_steps, found.num_clips) == (3, 3, 3, 1)
+    assert (found.quality[0].name, found.quality[0].value) == ("WER", 0.0)
+
+
+def test_scores_of_several_windows_and_clips_by_hand():
+    split = by_hand(
+        clip="1", window=3, num_source_tokens=5, predicted_steps=(1, 1), tokens=(7, 2), windows=(0, 1), horizons=(3, 3),
+        effective_horizons=(3, 2), arrived=(3, 5), arrivals_s=None, reference_steps=(2,),
+    )  # fmt: skip
+    assert split.delays == (3, 5)
+    (found,) = score([by_hand(), split], metrics=["bleu"])
+    assert found.latency_s is None  # one clip has no clock
+    assert found.latency_tokens.average_lagging == pytest.approx((5 / 3 + average_lagging([3, 5], source=5, target=2)) / 2)
+    assert found.exposure == pytest.approx((0.75 + 1.0) / 2)
+    two = score([by_hand(), by_hand(schedule="wait-k=2,stride=1.0")], metrics=["bleu"])
+    assert [(one.schedule, one.exposure_limit) for one in two] == [("gamma=1.0", 0.5), ("wait-k=2,stride=1.0", None)]
+    with pytest.raises(ZendayaError, match=r"clip '0' of split 'test' is there twice for gamma=1\.0"):
+        score([by_hand(), by_hand()], metrics=["bleu"])
+
+
+# A corpus, through the command line.
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, model):
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = [{"id": f"{n}", "split": "test", "media": f"{n}.npy", "end_s": 3 + n, "text": text} for n, text in enumerate(TEXTS)]
+    (folder / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for n in range(3):  # that of the last is missing
+        np.save(folder / f"{n}.npy", np.random.default_rng(n).standard_normal((3 * (3 + n), 16)).astype(np.float32))
+    encode_corpus("manifest", folder / "my.jsonl", folder / "store", encoder="features,rate=3")
+    model.save_pretrained(folder / "model")
+    return folder
+
+
+def run(*words):
+    result = CliRunner().invoke(app, [*map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def words(place, *more):
+    return ("evaluate", place / "model", "manifest", place / "my.jsonl", "--store", place / "store", *more)
+
+
+def test_the_command_evaluates_and_its_traces_score_the_same(place, tmp_path):
+    result = run(*words(place, "--schedule", "0", "--schedule", "0.5", "--metrics", "wer,bleu", "--normalise", "basic", "--out", tmp_path))
+    assert result.exit_code == 0
+    assert "3 clips, scale segment; lag in source tokens and seconds" in result.stdout
+    heads = ["schedule", "WER", "BLEU", "AL", "LAAL", "AP", "DAL", "first", "AL", "s"]
+    assert result.stdout.splitlines()[2].split()[:10] == heads
+    assert [line.split()[0] for line in result.stdout.splitlines()[3:5]] == ["gamma=0.0", "gamma=0.5"]
+    assert "1 clips could not be encoded and are left out" in result.stdout
+    record = json.loads((tmp_path / "scores.json").read_text())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scores.json", "traces.jsonl"]
+    signature = record["signature"]
+    assert len(signature["checkpoint_sha256"]) == len(signature["data_sha256"]) == len(signature["store_sha256"]) == 64
+    assert (signature["split"], signature["scale"], signature["num_clips"], signature["num_left_out"]) == ("test", "segment", 3, 1)
+    assert signature["store"]["encoder"] == "features dim=16 rate=3 window=0.333333s"
+    offline, dial = record["scores"]
+    assert offline["exposure"] == offline["exposure_limit"] == 1.0
+    assert offline["latency_tokens"]["average_lagging"] == 12  # F is 9, 12 and 15
+    assert offline["latency_s"]["first_token"] == pytest.approx(4.0)
+    assert dial["latency_tokens"]["first_token"] < 12
+
+    traces, _ = read_traces(tmp_path)
+    assert len(traces) == 6
+    assert json.loads(json.dumps([dataclasses.asdict(one) for one in score(traces, metrics=["wer", "bleu"], normalise="basic")])) == [
+        offline,
+        dial,
+    ]
+    again = json.loads(run("score", tmp_path, "--json").stdout)  # the same metrics and signature, from beside the traces
+    assert again["scores"] == record["scores"]
+    assert again["signature"] == {**signature, "scored_by": signature["version"]}
+    table = run("score", tmp_path / "traces.jsonl", "--metrics", "bleu-lc", "--out", tmp_path / "other")
+    assert "BLEU-lc" in table.stdout
+    assert json.loads((tmp_path / "other" / "scores.json").read_text())["scores"][0]["quality"][0]["name"] == "BLEU-lc"
+
+
+def test_json_scale_and_limit(place):
+    result = run(*words(place, "--scale", "window", "--window", 10, "--schedule", "wait-k=2", "--limit", 2, "--json"))
+    record = json.loads(result.stdout)
+    assert (record["signature"]["window"], record["signature"]["num_clips"], record["signature"]["limit"]) == (10, 2, 2)
+    (one,) = record["scores"]
+    assert (one["schedule"], one["scale"], one["exposure_limit"]) == ("wait-k=2,stride=1.0", "window", None)
+    assert one["quality"][0]["name"] == "BLEU"
+
+
+def test_a_translation_is_read_as_ids(tmp_path):
+    lines = [{"id": f"{n}", "split": "test", "source": text, "text": text[::-1]} for n, text in enumerate(TEXTS)]
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = Tokenizer.train(TEXTS, 280)
+    (tmp_path / "source.json").write_text(source.to_json())
+    encode_corpus("manifest", tmp_path / "my.jsonl", tmp_path / "store", encoder=f"text:{tmp_path / 'source.json'}")
+    make_model(source_dim=1, source_vocab=source.vocab_size).save_pretrained(tmp_path / "model")
+    found = evaluate_corpus(
+        tmp_path / "model", "manifest", tmp_path / "my.jsonl", store=tmp_path / "store", schedules=[PowerLaw(0), WaitK(1)], metrics=["bleu"]
+    )
+    assert [trace.references for trace in found.traces[:4]] == [(text[::-1],) for text in TEXTS]
+    assert [trace.num_source_tokens for trace in found.traces[:4]] == [len(source.encode(text)) for text in TEXTS]
+    assert all(one.latency_s is None for one in found.scores)
+    assert found.scores[1].latency_tokens.first_token == 1
+    make_model().save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"reads features, .* holds ids: they do not fit"):
+        evaluate_corpus(tmp_path / "other", "manifest", tmp_path / "my.jsonl", store=tmp_path / "store")
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_decoded(place, tmp_path):
+    out = tmp_path / "out"
+    for more, error, message in (
+        (("--split", "dev"), CorpusError, "no clip with a source and a text in split 'dev'; its splits are test"),
+        (("--schedule", "-1"), ZendayaError, "gamma must be finite and at least 0"),
+        (("--schedule", "1", "--schedule", "gamma=1"), ConfigError, "at least one schedule, each once"),
+        (("--metrics", "rouge"), ZendayaError, "no metric is called 'rouge'"),
+        (("--metrics", ","), ZendayaError, "at least one metric"),
+        (("--scale", "clip"), ConfigError, "scale must be one of segment, window"),
+        (("--window", 3), ConfigError, "scale segment takes"),
+        (("--store", tmp_path), StoreError, "not a feature store"),
+    ):
+        with pytest.raises(error, match=message):
+            run(*words(place, *more), "--out", out)
+    assert not (out / "traces.jsonl").exists()
+    make_model(source_dim=5).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"reads 5 features a token, .* holds 16: they do not fit"):
+        evaluate_corpus(tmp_path / "model", "manifest", place / "my.jsonl", store=place / "store")
+    (tmp_path / "my.jsonl").write_text((place / "my.jsonl").read_text().replace("guitar", "drum"))
+    with pytest.raises(StoreError, match="encoded from other files than"):
+        evaluate_corpus(place / "model", "manifest", tmp_path / "my.jsonl", store=place / "store")
+
+
+def test_damaged_traces_are_refused(tmp_path):
+    file = tmp_path / "traces.jsonl"
+    good = dataclasses.asdict(by_hand())
+    for data, message in (
+        (None, "cannot be read"),
+        ("", "no traces in it"),
+        ("{", "traces.jsonl:1: not JSON"),
+        ("[]", "not a trace of this version"),
+        (json.dumps({**good, "window": "4"}), "window must be a int: got '4'"),
+        (json.dumps({**good, "tokens": [1.5]}), r"tokens must be a list of int: got \[1.5\]"),
+        (json.dumps({**good, "arrivals_s": "1"}), "arrivals_s must be null or a list of numbers"),
+        (json.dumps({**good, "schedule": "none"}), "not a schedule"),
+        (json.dumps({**good, "arrived": [1]}), "contradicts itself"),
+        (json.dumps({**good, "effective_horizons": [2, 3, 5]}), "contradicts itself"),
+        (json.dumps({**good, "arrivals_s": [1.0]}), "contradicts itself"),
+    ):
+        if data is not None:
+            file.write_text(data)
+        with pytest.raises(ZendayaError, match=message):
+            run("score", tmp_path)
+    file.write_text(json.dumps(good))
+    assert read_traces(file)[0] == [by_hand()]
