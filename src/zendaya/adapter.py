@@ -109,6 +109,21 @@ class Adapter:
         weight.copy_(changed if whole is not None else weight + changed)
 
 
+def softened(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """A share of the way from the base to what was learned; `base` are its own norms and biases.
+
+    Between the two lie better models than either: what was learned from little data is kept, and less of what the base knew is lost
+    (Wortsman et al. 2022, WiSE-FT). The length head, which the base has not, stays whole.
+    """
+    soft = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(".up"):
+            soft[name] = (share * tensor.float()).half()
+        elif name in base and not name.endswith(".down"):
+            soft[name] = torch.lerp(base[name].float(), tensor.float(), share).half()
+    return soft
+
+
 class LowRank(nn.Module):
     """W ↦ W + U·D, zero at first."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from zendaya import Model, PowerLaw
-from zendaya.adapter import ADAPTER, Adapter
+from zendaya.adapter import ADAPTER, Adapter, softened
 from zendaya.audit import audit
 from zendaya.audit.raw import audit_to_text
 from zendaya.encoders import encode
@@ -46,7 +46,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(base):
-    return AdaptConfig(base=base, rank=4, window=60, max_steps=60, windows=(50, 120), half_precision=False)
+    return AdaptConfig(base=base, rank=4, window=60, max_steps=60, windows=(50, 120), half_precision=False, keep=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,17 @@ def test_it_starts_as_its_base(config, base):
         torch.testing.assert_close(
             encode_batch(fresh.encoder, mel, block=50), encode_batch(load_encoder(load_weights(base)), mel, block=50)
         )
+
+
+def test_half_of_what_was_learned_is_half_way_to_the_base(task, base):
+    module = task.module
+    soft = softened(task.adapter().tensors, module.base, 0.5)
+    encoder = load_encoder(load_weights(base))
+    norm, query = "encoder.layer_norm.weight", "encoder.layers.0.self_attn.q_proj.weight"
+    torch.testing.assert_close(soft[norm].float(), (encoder.layer_norm.weight + module.encoder.layer_norm.weight) / 2, atol=1e-3, rtol=0)
+    half = soft[f"{query}.up"].float() @ soft[f"{query}.down"].float()
+    whole = module.encoder.layers[0].self_attn.q_proj.weight - encoder.layers[0].self_attn.q_proj.weight
+    torch.testing.assert_close(half, whole / 2, atol=1e-3, rtol=0)
 
 
 def test_every_damage_is_refused(saved, tmp_path):

@@ -23,7 +23,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import zendaya
-from zendaya.adapter import ADAPTER, Adapter, AdapterConfig, attach, trained, weights_digest
+from zendaya.adapter import ADAPTER, Adapter, AdapterConfig, attach, softened, trained, weights_digest
 from zendaya.corpora import read
 from zendaya.encoders import Samples
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
@@ -60,6 +60,8 @@ class AdaptConfig:
     block_s: float = 2.0
     ceiling: float = CEILING
     rank: int = 32
+    keep: float = 0.75
+    """How much of what was learned is kept in what is saved: see `softened`."""
     window: int = 500
     """W the length head counts for, and the live default: 10 s."""
     max_steps: int = 200
@@ -70,6 +72,8 @@ class AdaptConfig:
     """bfloat16 products, three times as fast where the processor has them."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise ConfigError(f"adapt config: keep must lie above 0 and up to 1: got {self.keep!r}")
         if not 1 <= self.windows[0] <= self.windows[1] <= 1500:
             raise ConfigError(f"adapt config: windows must lie in 1 … 1500 and not fall: got {self.windows}")
 
@@ -195,6 +199,7 @@ class Adapting(nn.Module):
         self.encoder = load_encoder(weights)
         attach(self.encoder, config.rank, generator)
         attach(self.model.decoder, config.rank, generator)
+        self.base = {**trained(self.encoder, "encoder."), **trained(self.model.decoder, "decoder.")}
         self.block = round(config.block_s * TOKENS_PER_S)
         self.half_precision = config.half_precision
         self.kept = AdapterConfig(
@@ -278,7 +283,7 @@ class AdaptTask:
         module, length = self._adapting, self._adapting.model.length
         assert length is not None
         tensors = {**trained(module.encoder, "encoder."), **trained(module.model.decoder, "decoder."), **trained(length, "length.")}
-        return Adapter(module.kept, tensors)
+        return Adapter(module.kept, softened(tensors, module.base, self.config.keep))
 
     def save(self, folder: Path) -> None:
         self.adapter().save(folder / ADAPTER)
