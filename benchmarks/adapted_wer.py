@@ -1,9 +1,9 @@
 """Word errors of adapted Whisper on LibriSpeech: whole utterances at γ = 0 beside the unadapted model, and live under the dial.
 
-python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|whole|live|all] [--every 1]
+python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|tokens|blocks|whole|live] [--every 1]
 
 FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
-`baseline`: unadapted Whisper, `full` features, whole utterances: of the tokens of the recording alone, and of Whisper's 30 s with silence.
+`baseline`: unadapted Whisper, `full` features, whole utterances, with silence up to 30 s; `tokens`: without it.
 `blocks`: unadapted Whisper on block features, whole utterances. `whole`: adapted, block features, whole utterances, γ = 0.
 `live`: chapters of utterances back to back as endless streams, in windows, N̂ from the length head, for each γ.
 Words are compared after Whisper's English normalisation (without its spelling map). Nothing is drawn at random: there is no seed.
@@ -12,6 +12,8 @@ Words are compared after Whisper's English normalisation (without its spelling m
 from __future__ import annotations
 
 import argparse
+import collections
+import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -29,7 +31,7 @@ from zendaya.encoders import encode
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
 from zendaya.encoders.whisper import encode_offline, load_encoder, load_weights
 from zendaya.encoders.whisper_stream import WhisperBlocks
-from zendaya.metrics.latency import average_lagging
+from zendaya.metrics.latency import average_lagging, length_adaptive_average_lagging
 from zendaya.model import Model
 from zendaya.pretrained import load_adapted, whisper_decoder
 from zendaya.records import Clip
@@ -74,7 +76,7 @@ def listen(model: Model, tokens: Any, gamma: float, window: int, length_s: float
             if event.last:
                 if len(horizons) > 1:
                     delays = [h / per_s for h in horizons[:-1]]
-                    heard.window_lags_s.append(average_lagging(delays, source=max(delays), target=len(delays)))
+                    heard.window_lags_s.append(average_lagging(delays, source=horizons[-1] / per_s, target=len(delays)))
                 horizons.clear()
 
     for moment_s, group in itertools.groupby(range(len(tokens)), key=lambda i: tokens.arrival_s[i]):
@@ -93,7 +95,7 @@ def begin(options: argparse.Namespace) -> None:
     """Load what a process needs, once."""
     torch.set_num_threads(1)
     _worker.update(options=options, folder=Path(options.folder))
-    if options.part in ("baseline", "blocks"):
+    if options.part in ("baseline", "tokens", "blocks"):
         weights = load_weights("tiny.en")
         _worker.update(encoder=load_encoder(weights), model=whisper_decoder(weights))
         if options.part == "blocks":
@@ -110,17 +112,15 @@ def decode_one(clips: list[Clip]) -> dict[str, Heard]:
     length_s = samples_S.size / SAMPLE_RATE
     name = clips[0].id if options.part != "live" else clips[0].stream
     found = {}
-    if options.part == "baseline":
-        for label in ("full, its own tokens", "full, 30 s with silence"):
-            text = ""
-            for first in range(0, samples_S.size, SPAN):
-                piece_S = samples_S[first : first + SPAN]
-                tokens_TE = encode_offline(_worker["encoder"], piece_S)
-                session = model.open(PowerLaw(0.0))
-                kept_TE = tokens_TE if "silence" in label else tokens_TE[: -(-piece_S.size // 320)]
-                text += "".join(event.text for event in [*session.push(kept_TE), *session.finish()])
-            found[label] = Heard(name, text)
-        return found
+    if options.part in ("baseline", "tokens"):
+        text = ""
+        for first in range(0, samples_S.size, SPAN):
+            piece_S = samples_S[first : first + SPAN]
+            tokens_TE = encode_offline(_worker["encoder"], piece_S)
+            session = model.open(PowerLaw(0.0))
+            kept_TE = tokens_TE if options.part == "baseline" else tokens_TE[: -(-piece_S.size // 320)]
+            text += "".join(event.text for event in [*session.push(kept_TE), *session.finish()])
+        return {"unadapted, full features": Heard(name, text)}
     tokens = encode(_worker["encoder"], [samples_S])
     per_s = _worker["encoder"].traits.tokens_per_s
     if options.part in ("whole", "blocks"):
@@ -140,22 +140,42 @@ def normaliser() -> Callable[[str], str]:
     return EnglishTextNormalizer({})
 
 
-def word_lags_s(heard: Heard, said: list[tuple[str, float]]) -> list[float]:
-    """Seconds from the end of each word that was said to the moment it stood there, for those that were written rightly."""
+@dataclass(frozen=True)
+class Said:
+    """A word of the reference: when its end was heard, and which utterance of the stream it is of."""
+
+    word: str
+    end_s: float
+    clip: int
+
+
+def lags_s(heard: Heard, said: list[Said], clips: list[Clip]) -> tuple[list[float], list[float]]:
+    """Of each word rightly written, the seconds from its end to its writing; of each utterance, LAAL from the words written for it.
+
+    A written word belongs to the utterance of the word it was aligned with, as in StreamLAAL (Papi et al. 2024).
+    """
     import jiwer
 
     normal = normaliser()
     ours = [(part, at_s) for word, at_s in heard.words for part in normal(word).split()]
-    theirs = [(part, at_s) for word, at_s in said for part in normal(word).split()]
+    theirs = [dataclasses.replace(each, word=part) for each in said for part in normal(each.word).split()]
     if not ours or not theirs:
-        return []
-    result = jiwer.process_words([" ".join(w for w, _ in theirs)], [" ".join(w for w, _ in ours)])
-    return [
-        ours[chunk.hyp_start_idx + i][1] - theirs[chunk.ref_start_idx + i][1]
-        for chunk in result.alignments[0]
-        if chunk.type == "equal"
-        for i in range(chunk.ref_end_idx - chunk.ref_start_idx)
+        return [], []
+    result = jiwer.process_words([" ".join(each.word for each in theirs)], [" ".join(word for word, _ in ours)])
+    behind, delays = list[float](), dict[int, list[float]]()
+    starts = list(itertools.accumulate((clip.duration_s for clip in clips), initial=0.0))
+    for chunk in result.alignments[0]:
+        if chunk.type in ("equal", "substitute"):
+            for i in range(chunk.ref_end_idx - chunk.ref_start_idx):
+                at_s, word = ours[chunk.hyp_start_idx + i][1], theirs[chunk.ref_start_idx + i]
+                delays.setdefault(word.clip, []).append(max(0.0, at_s - starts[word.clip]))
+                if chunk.type == "equal":
+                    behind.append(at_s - word.end_s)
+    count = collections.Counter(each.clip for each in theirs)
+    laal = [
+        length_adaptive_average_lagging(each, source=clips[clip].duration_s, target=count[clip]) for clip, each in sorted(delays.items())
     ]
+    return behind, laal
 
 
 def main() -> None:
@@ -164,7 +184,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--adapter", default="tiny.en-dial")
     parser.add_argument("--split", default="test")
-    parser.add_argument("--part", choices=["baseline", "blocks", "whole", "live"], default="whole")
+    parser.add_argument("--part", choices=["baseline", "tokens", "blocks", "whole", "live"], default="whole")
     parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
     parser.add_argument("--gammas", type=lambda text: [float(part) for part in text.split(",")], default=list(GAMMAS))
     parser.add_argument("--window", type=int, default=500)
@@ -205,7 +225,9 @@ def report(options: argparse.Namespace, digest: str, jobs: list[list[Clip]], res
             line += f"; window AL {np.mean([lag for each in heard for lag in each.window_lags_s]):.2f} s"
             line += f"; first token {np.median([each.first_s for each in heard]):.1f} s"
             if times is not None:
-                lags = [lag for each, said in zip(heard, times, strict=True) for lag in word_lags_s(each, said)]
+                found = [lags_s(each, said, job) for each, said, job in zip(heard, times, jobs, strict=True)]
+                line += f"; LAAL {np.mean([laal for _, each in found for laal in each]):.2f} s"
+                lags = [lag for each, _ in found for lag in each]
                 line += f"; word lag mean {np.mean(lags):.2f} s, median {np.median(lags):.2f}, 90 % {np.percentile(lags, 90):.2f}"
         print(line, flush=True)
     print(f"{spent_s:.0f} s in {options.processes} processes")
@@ -214,7 +236,7 @@ def report(options: argparse.Namespace, digest: str, jobs: list[list[Clip]], res
         options.texts.write_text("\n".join(json.dumps(record) for record in records) + "\n", encoding="utf-8")
 
 
-def _said(folder: Path, jobs: list[list[Clip]]) -> list[list[tuple[str, float]]] | None:
+def _said(folder: Path, jobs: list[list[Clip]]) -> list[list[Said]] | None:
     """The words of each stream and when they end, where their times are known."""
     path = folder / "align_valid_test.jsonl"
     if not path.is_file():
@@ -222,10 +244,10 @@ def _said(folder: Path, jobs: list[list[Clip]]) -> list[list[tuple[str, float]]]
     known = {record["id"]: record["words"] for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
     said = []
     for job in jobs:
-        words, start_s = list[tuple[str, float]](), 0.0
-        for clip in job:
+        words, start_s = list[Said](), 0.0
+        for index, clip in enumerate(job):
             timed = known.get(clip.id) or [[word, None, clip.duration_s] for word in clip.references[0].lower().split()]
-            words += [(word, start_s + end_s) for word, _, end_s in timed]
+            words += [Said(word, start_s + end_s, index) for word, _, end_s in timed]
             start_s += clip.duration_s
         said.append(words)
     return said

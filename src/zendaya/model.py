@@ -52,6 +52,9 @@ class ModelConfig:
     length_hidden: int = 256
     history: bool = True
     """Whether a window is decoded after the text of the one before it (prefix forcing, Sec. 3.1)."""
+    pauses: bool = False
+    """Whether an end that is chosen before the whole window may be read is a pause: nothing is written, the schedule goes on, and the
+    step is decided again with what it then may read. For models trained not to guess words they have not heard."""
     framing: Framing = dataclasses.field(default_factory=Framing)
     pace: bool = False
     """Whether N̂ is that of a whole window at the pace of the source, also where the source ends sooner; it scales with the window."""
@@ -65,7 +68,7 @@ class ModelConfig:
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"model config: {name} must be a whole number, at least 1: got {value!r}")
-        for name in ("history", "pace"):
+        for name in ("history", "pauses", "pace"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"model config: {name} must be true or false: got {getattr(self, name)!r}")
         if not 1 <= self.window <= self.decoder.max_source:

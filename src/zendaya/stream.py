@@ -71,7 +71,7 @@ class Session:
     def _begin_window(self) -> None:
         self._written = list[int]()
         self._closed = False
-        self._steps, self._horizons = 0, list[int]()
+        self._steps, self._horizons, self._pauses = 0, list[int](), 0
         self._gamma: float | None = None
         self._place = len(self.model.config.gammas) - 1
         self._add_text = self.model.tokenizer.stream() if self.model.tokenizer is not None else lambda token: f"⟨{token}⟩"
@@ -98,11 +98,20 @@ class Session:
         if arrived == 0 or (not self._horizons and not self._predict()):
             return None
         step = len(self._written) + 1
-        horizon = self._horizons[step - 1]
-        if not self._has(horizon):
-            return None
-        effective = min(horizon, arrived)
-        token = self._choose(self._logits(effective), step)
+        num_rows = self._cache.num_rows
+        while True:
+            place = step + self._pauses
+            horizon = self._horizons[place - 1] if place <= len(self._horizons) else self.window
+            if not self._has(horizon):
+                return None
+            effective = min(horizon, arrived)
+            token = self._choose(self._logits(effective), step)
+            early = effective < self.window and horizon <= arrived
+            if not (self.model.config.pauses and token == self.model.config.framing.end and early):
+                break
+            # Nothing more to say yet: the row is written again when the schedule lets it read more.
+            self._cache.num_rows = num_rows
+            self._pauses += 1 + sum(h == horizon for h in self._horizons[place:])
         self._closed = token == self.model.config.framing.end or step == self._max_steps
         self._written.append(token)
         return Event(
@@ -176,11 +185,13 @@ class Session:
         return torch.tensor(ids, device=self._tokens_TE.device)
 
     def _choose(self, logits_V: Tensor, step: int) -> int:
-        """Greedy choice among the tokens that may be written."""
+        """Greedy choice among the tokens that may be written; where the end is a pause too, it must be likelier than all words together."""
         framing = self.model.config.framing
         banned = [*framing.suppress, *framing.suppress_first] if step == 1 else [*framing.suppress]
         logits_V = logits_V.clone()
         logits_V[banned] = -torch.inf
+        if self.model.config.pauses and float(logits_V.softmax(-1)[framing.end]) < 0.5:
+            logits_V[framing.end] = -torch.inf
         return int(logits_V.argmax())
 
     def _next_window(self) -> bool:

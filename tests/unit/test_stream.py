@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zendaya import Full, Model, PowerLaw, Tokenizer, WaitK, ZendayaError
+from zendaya import Full, Model, PowerLaw, Session, Tokenizer, WaitK, ZendayaError
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat"], vocab_size=290)
 MODEL = Model.from_preset("tiny", tokenizer=TOKENIZER, seed=2)
@@ -141,3 +141,29 @@ def test_a_finished_stream_takes_no_more():
     list(session.finish())
     with pytest.raises(ZendayaError, match="finished"):
         session.push(stream(1))
+
+
+class Shy(Session):
+    """Ends whenever it has read little for its step, and after its eighth word."""
+
+    def _logits(self, horizon):
+        self.read = horizon
+        return super()._logits(horizon)
+
+    def _choose(self, logits_V, step):
+        return self.model.config.framing.end if self.read < 2 * step or step > 8 else 100 + step
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(1, 60), st.lists(st.integers(0, 20), max_size=12))
+def test_an_early_end_is_a_pause_where_the_model_pauses(schedule, count, pieces):
+    model = Model(dataclasses.replace(MODEL.config, pauses=True), TOKENIZER).eval()
+    events = decode(Shy(model, schedule), stream(count), pieces)
+    assert events == decode(Shy(model, schedule), stream(count))
+    for window in range(-(-count // 24)):
+        mine, arrived = [e for e in events if e.window == window], min(24, count - window * 24)
+        assert [e.last for e in mine] == [False] * (len(mine) - 1) + [True]
+        horizons = [e.effective_horizon for e in mine]
+        assert horizons == sorted(horizons)
+        assert horizons[-1] == arrived
+        assert len(mine) == min(8, arrived // 2) + 1
+        assert all(e.effective_horizon >= 2 * e.step for e in mine[:-1])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ from zendaya.training.labels import Label, label, read_labels, write_labels
 from zendaya.training.loop import LoopConfig, Result, Shown, run
 from zendaya.training.state import begin
 
+Sound = npt.NDArray[np.int16]
+"""Samples in 16 bits: a training holds hours of them."""
 TOKENS_PER_S = SAMPLE_RATE / TOKEN
 LATE_S = 0.1
 """Whisper's attention looks at a word this much after it is said: the median against a forced alignment of LibriSpeech's valid split."""
@@ -54,7 +57,7 @@ class AdaptConfig:
     """What is adapted, and to what."""
 
     base: str = "tiny.en"
-    block_s: float = 1.0
+    block_s: float = 2.0
     ceiling: float = CEILING
     rank: int = 32
     window: int = 500
@@ -121,7 +124,7 @@ class Word:
 class Example:
     """Utterances one after another: what was said, and when."""
 
-    utterances: tuple[tuple[Samples, tuple[Word, ...]], ...]
+    utterances: tuple[tuple[Sound, tuple[Word, ...]], ...]
     joined: bool
     """Whether it stands for a stream, which is cut; else for an utterance, which may be decoded whole."""
 
@@ -142,6 +145,8 @@ class Window:
     first: int
     stop: int
     ids: list[int]
+    heard: list[float]
+    """Source tokens of the window after which enough of each id's word has been heard."""
     schedule: Schedule
     scale: int
     steps: int
@@ -173,7 +178,14 @@ class Adapting(nn.Module):
         framing = base.config.framing
         framing = dataclasses.replace(framing, suppress_first=tuple(i for i in framing.suppress_first if i != framing.end))
         model_config = dataclasses.replace(
-            base.config, window=config.window, max_steps=config.max_steps, length="inf", history=True, pace=True, framing=framing
+            base.config,
+            window=config.window,
+            max_steps=config.max_steps,
+            length="inf",
+            history=True,
+            pauses=True,
+            pace=True,
+            framing=framing,
         )
         generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
@@ -207,9 +219,13 @@ class Adapting(nn.Module):
             histories=[None if window.previous is None else (source(window.previous), window.previous.ids) for window in windows],
         )  # fmt: skip
         x_BND, _ = model.decoder.rows(padded.ids_BN, padded.source_BFE, padded.horizons_BN, history=padded.history)
-        wanted_BN = padded.targets_BN >= 0
+        # A word that lies beyond its step's horizon is not to be guessed: until it is heard, the end stands for a pause.
+        heard_BN = nn.utils.rnn.pad_sequence([torch.tensor([*window.heard, 0.0]) for window in windows], batch_first=True)
+        unheard_BN = heard_BN > padded.horizons_BN[:, len(model.config.framing.prompt) - 1 :]
+        targets_BN = padded.targets_BN.masked_fill(unheard_BN, model.config.framing.end)
+        wanted_BN = targets_BN >= 0
         x_ND = x_BND[:, len(model.config.framing.prompt) - 1 :][wanted_BN]
-        nll = functional.cross_entropy(model.decoder.project(x_ND).float(), padded.targets_BN[wanted_BN], reduction="sum")
+        nll = functional.cross_entropy(model.decoder.project(x_ND).float(), targets_BN[wanted_BN], reduction="sum")
         # The length head learns from the features and does not bend them.
         history = padded.history
         assert history is not None
@@ -298,8 +314,11 @@ class _Draw:
             for first, last in itertools.pairwise(edges):
                 begin_s = (start / TOKEN + first) / TOKENS_PER_S if windows else -math.inf
                 end_s = (start / TOKEN + last) / TOKENS_PER_S if last < count or stop < samples_S.size else math.inf
-                ids = [token for word in words if begin_s <= word.heard_s < end_s for token in word.ids][: self.config.max_steps - 1]
-                windows.append(self._window(first_span + span, first, last, ids, last - first if whole else width, pace))
+                inside = [(token, word.heard_s) for word in words if begin_s <= word.heard_s < end_s for token in word.ids]
+                ids = [token for token, _ in inside[: self.config.max_steps - 1]]
+                # At the window's end nothing is waited for.
+                heard = [min(s * TOKENS_PER_S - start / TOKEN - first, last - first) for _, s in inside[: len(ids)]]
+                windows.append(self._window(first_span + span, first, last, (ids, heard), last - first if whole else width, pace))
         for before, window in itertools.pairwise(windows):
             window.previous = before if self._chance(0.8) else None
         for window in windows:
@@ -310,27 +329,28 @@ class _Draw:
         """Samples and words of the utterances back to back, with a pause between two of them now and then."""
         parts, words, num_samples = list[Samples](), list[Word](), 0
         pause_at = int(self.rng.integers(0, 6 * len(example.utterances))) if example.joined and self.varied else -1
-        for index, (samples_S, said) in enumerate(example.utterances):
+        for index, (utterance_S, said) in enumerate(example.utterances):
             if index == pause_at:
                 count = int(self.rng.uniform(1, 12) * SAMPLE_RATE)
                 parts.append((self.rng.standard_normal(count) * 10 ** self.rng.uniform(-5, -2.7)).astype(np.float32))
                 num_samples += count
             words += [Word(word.ids, word.heard_s + num_samples / SAMPLE_RATE) for word in said]
-            parts.append(samples_S.astype(np.float32) / np.float32(32768) if samples_S.dtype == np.int16 else samples_S)
-            num_samples += samples_S.size
+            parts.append(_floats(utterance_S))
+            num_samples += utterance_S.size
         samples_S = np.concatenate(parts)
         if self.varied and self._chance(0.5):
             samples_S = samples_S * np.float32(10 ** self.rng.uniform(-0.6, 0.2))
         return samples_S, words
 
-    def _window(self, span: int, first: int, stop: int, ids: list[int], width: int, pace: float) -> Window:
+    def _window(self, span: int, first: int, stop: int, text: tuple[list[int], list[float]], width: int, pace: float) -> Window:
+        ids, heard = text
         count = len(ids) + 1
         # A window that the stream's end cuts short was to be a whole one: its pace is the stream's.
         whole = count if stop - first == width else max(count, round(pace * width))
         steps = max(1, min(self.config.max_steps, round(whole * math.exp(self.rng.uniform(-0.15, 0.15)))))
         length = max(1, min(self.config.max_steps, round(whole * self.config.window / width)))
         buffer = min(PowerLaw(self._gamma()).buffer(width, self.config.max_steps), stop - first)
-        return Window(span, first, stop, ids, self._schedule(width, steps), width, steps, buffer, length, 1.0)
+        return Window(span, first, stop, ids, heard, self._schedule(width, steps), width, steps, buffer, length, 1.0)
 
     def _chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
@@ -363,19 +383,14 @@ def adapt(
     sound = {clip.id: _sound(folder, clip) for clip in clips}
     path = labels or folder / "labels.jsonl"
     if not path.is_file():
-        write_labels(
-            path,
-            label(
-                [(clip.id, sound[clip.id].astype(np.float32) / np.float32(32768), clip.references[0]) for clip in clips], base=config.base
-            ),
-        )
+        write_labels(path, label([(clip.id, _floats(sound[clip.id]), clip.references[0]) for clip in clips], base=config.base))
     found = examples(clips, sound, read_labels(path), config.base)
     if not found["train"] or not found["valid"]:
         raise CorpusError(f"{path}: no utterance of the train or of the valid split has a label: delete it, and it is made again")
     return AdaptTask(config, found)
 
 
-def examples(clips: Sequence[Clip], sound: Mapping[str, Samples], labels: Mapping[str, Label], base: str) -> dict[str, list[Example]]:
+def examples(clips: Sequence[Clip], sound: Mapping[str, Sound], labels: Mapping[str, Label], base: str) -> dict[str, list[Example]]:
     """Every utterance alone, and joined with those that follow it in its chapter to at most 30 s."""
     tokenizer = whisper_decoder(load_weights(base)).tokenizer
     assert tokenizer is not None
@@ -404,8 +419,11 @@ def _heard_s(word: str, begin_s: float, end_s: float) -> float:
     return begin_s + HEARD * min(end_s - LATE_S - begin_s, WORD_S + LETTER_S * len(word))
 
 
-def _sound(folder: Path, clip: Clip) -> Samples:
-    """Samples in 16 bits: a training holds hours of them."""
+def _floats(samples_S: Sound) -> Samples:
+    floats_S: Samples = samples_S.astype(np.float32) / np.float32(32768)
+    return floats_S
+
+
+def _sound(folder: Path, clip: Clip) -> Sound:
     samples_S = np.concatenate([chunk.samples for chunk in read_audio(folder / clip.media)])
-    quantised: Samples = np.clip(np.round(samples_S * 32768), -32768, 32767).astype(np.int16)
-    return quantised
+    return np.clip(np.round(samples_S * 32768), -32768, 32767).astype(np.int16)
