@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from zendaya.metrics.scores import score as score
     from zendaya.model import Model as Model
     from zendaya.model import ModelConfig as ModelConfig
+    from zendaya.model import preset as preset
+    from zendaya.recipes import recipe as recipe
+    from zendaya.recipes import train as train
     from zendaya.records import Event as Event
     from zendaya.records import Trace as Trace
     from zendaya.schedule import Custom as Custom
@@ -23,14 +26,19 @@ if TYPE_CHECKING:
     from zendaya.schedule import WaitK as WaitK
     from zendaya.stream import Session as Session
     from zendaya.text import Tokenizer as Tokenizer
+    from zendaya.training import TrainConfig as TrainConfig
+    from zendaya.training.dial import Dial as Dial
+    from zendaya.training.loop import LoopConfig as LoopConfig
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Custom": "schedule",
+    "Dial": "training.dial",
     "Event": "records",
     "FeatureStore": "encoders.store",
     "Full": "schedule",
+    "LoopConfig": "training.loop",
     "Learned": "schedule",
     "Model": "model",
     "ModelConfig": "model",
@@ -40,10 +48,14 @@ _HOMES = {
     "Session": "stream",
     "Tokenizer": "text",
     "Trace": "records",
+    "TrainConfig": "training",
     "WaitK": "schedule",
     "ZendayaError": "errors",
     "evaluate_corpus": "evaluate",
+    "preset": "model",
+    "recipe": "recipes",
     "score": "metrics.scores",
+    "train": "recipes",
 }
 __all__ = sorted(_HOMES)
 

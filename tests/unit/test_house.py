@@ -36,6 +36,7 @@ ROOMS = [
     "demo",
     "serve",
     "cli",
+    "__main__",
 ]
 # Rooms that may import less than all that stands above them (and `errors`, which all may).
 MAY_IMPORT = {

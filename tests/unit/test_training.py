@@ -80,7 +80,7 @@ def recipe():
             name="toy", corpus="manifest", folder="", encoder="features,rate=3", model=tiny_model(), schedule=PowerLaw(0.5), form=form,
             scale="window" if form == "inf" else "segment", vocab_size=320, loop=LoopConfig(**settings | (loop or {})), **changes,
         )  # fmt: skip
-        return config.with_schedule(config.schedule if schedule is None else schedule)
+        return config if schedule is None else config.with_schedule(schedule)
 
     return make
 
@@ -132,11 +132,10 @@ def overfitted(corpus, tmp_path_factory):
 
 def _recipe(form, schedule):
     settings = LoopConfig(epochs=40, batch_tokens=60, learning_rate=5e-3, warmup_steps=10, patience=40, weight_decay=0.0, log_every=1000)
-    config = TrainConfig(
+    return TrainConfig(
         name="overfit", corpus="manifest", folder="", encoder="features,rate=3", model=tiny_model(), schedule=schedule, form=form,
         scale="window" if form == "inf" else "segment", vocab_size=320, loop=settings,
     )  # fmt: skip
-    return config.with_schedule(schedule)
 
 
 @pytest.mark.parametrize("kind", ["fix", "inf", "wait-k"])

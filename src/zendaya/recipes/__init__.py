@@ -55,7 +55,7 @@ def librispeech() -> TrainConfig:
         model=_small(dim=192, layers=3, source_dim=384, window=450, max_steps=200, dropout=0.1, vocab_size=1000), vocab_size=1000,
         lower=True,
         label_smoothing=0.1, source_noise=0.05,
-        loop=LoopConfig(epochs=12, batch_tokens=3000, learning_rate=2e-3, warmup_steps=300, patience=5, weight_decay=0.05),
+        loop=LoopConfig(epochs=12, batch_tokens=3000, short_first=2, learning_rate=1e-3, warmup_steps=200, patience=5, weight_decay=0.05),
     )  # fmt: skip
 
 
@@ -112,8 +112,7 @@ def _from_file(path: Path) -> TrainConfig:
 
 def inf(config: TrainConfig) -> TrainConfig:
     """The streaming form of a recipe: after the window before it, its length predicted from what has arrived, at the scale W."""
-    config = dataclasses.replace(config, name=f"{config.name}-inf", form="inf", scale="window")
-    return config.with_schedule(config.schedule)
+    return dataclasses.replace(config, name=f"{config.name}-inf", form="inf", scale="window")
 
 
 def train(
@@ -161,10 +160,9 @@ def data_folder(config: TrainConfig, data: str | Path | None) -> Path:
 
 
 def _paper(name: str, folder: str, encoder: str, gamma: float, splits: tuple[str, str]) -> TrainConfig:
-    config = TrainConfig(
+    return TrainConfig(
         name=name, corpus=name, folder=folder, encoder=encoder, model=preset(name), schedule=PowerLaw(gamma), splits=splits, loop=PAPER,
     )  # fmt: skip
-    return config.with_schedule(config.schedule)
 
 
 def _small(
@@ -175,4 +173,4 @@ def _small(
         vocab_size=vocab_size, source_dim=source_dim, max_source=window, max_rows=2 * max_steps + 1, dim=dim, layers=layers,
         heads=dim // 64, head_dim=64, ffn_dim=2 * dim, dropout=dropout, norm="pre", **decoder,
     )  # fmt: skip
-    return ModelConfig(decoder=shape, window=window, max_steps=max_steps, length="fix", length_hidden=dim, history=False)
+    return ModelConfig(decoder=shape, window=window, max_steps=max_steps, length_hidden=dim)

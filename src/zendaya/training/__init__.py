@@ -65,12 +65,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.form not in ("fix", "inf") or self.scale not in ("segment", "window"):
             raise ConfigError(f"recipe {self.name}: form is fix or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
+        # What form and schedule determine is derived: wait-k predicts no length, so it has no head (Sec. 5.1).
+        length = "none" if isinstance(self.schedule, WaitK) else self.form
+        object.__setattr__(self, "model", dataclasses.replace(self.model, length=length, history=self.form == "inf"))
 
     def with_schedule(self, schedule: Schedule | Dial) -> TrainConfig:
-        """The same run under another schedule; wait-k predicts no length, so it has no head (Sec. 5.1)."""
-        length = "none" if isinstance(schedule, WaitK) else self.form
-        model = dataclasses.replace(self.model, length=length, history=self.form == "inf")
-        return dataclasses.replace(self, schedule=schedule, model=model)
+        """The same run under another schedule."""
+        return dataclasses.replace(self, schedule=schedule)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -14,10 +14,13 @@ BIN = 1.2
 """Sources within this factor of each other count as of like length; among them, the order is that of the texts."""
 
 
-def plan(sizes: Sequence[tuple[int, int]], batch_tokens: int, rng: np.random.Generator, *, multiple: int = 1) -> list[list[int]]:
+def plan(
+    sizes: Sequence[tuple[int, int]], batch_tokens: int, rng: np.random.Generator, *, multiple: int = 1, short_first: bool = False
+) -> list[list[int]]:
     """Every example once, in batches of like length and at most `batch_tokens` padded source tokens and text rows, in random order.
 
     The number of batches is a multiple of `multiple`, the micro-batches of an optimiser step: the largest are halved until it is.
+    With `short_first` the order is that of length, from which an alignment is learned sooner (SortaGrad, Amodei et al. 2016).
 
     >>> rng = np.random.default_rng(0)
     >>> batches = plan([(10, 5), (90, 60), (11, 5), (88, 61)], batch_tokens=400, rng=rng)
@@ -45,4 +48,6 @@ def plan(sizes: Sequence[tuple[int, int]], batch_tokens: int, rng: np.random.Gen
         largest_batch = max(batches, key=len)
         batches.remove(largest_batch)
         batches += [largest_batch[::2], largest_batch[1::2]]
+    if short_first:
+        return sorted(batches, key=lambda batch: int(size[batch].sum(1).max()))
     return [batches[place] for place in rng.permutation(len(batches))]

@@ -46,6 +46,8 @@ class LoopConfig:
     """Padded source tokens and text rows of a micro-batch."""
     accumulate: int = 1
     """Micro-batches of an optimiser step, over all processes together."""
+    short_first: int = 0
+    """Epochs that go from short examples to long ones."""
     learning_rate: float = 2e-4
     final_learning_rate: float = 0.0
     warmup_steps: int = 500
@@ -185,7 +187,10 @@ class _Loop:
         interrupted = False
         while not progress.finished and not interrupted:
             sizes = self.task.sizes(TRAIN)
-            micro = plan(sizes, config.batch_tokens, _rng(config.seed, _ORDER, progress.epoch), multiple=config.accumulate)
+            micro = plan(
+                sizes, config.batch_tokens, _rng(config.seed, _ORDER, progress.epoch), multiple=config.accumulate,
+                short_first=progress.epoch < config.short_first,
+            )  # fmt: skip
             groups = [micro[first : first + config.accumulate] for first in range(0, len(micro), config.accumulate)]
             while progress.batch < len(groups):
                 loss = self._step(groups[progress.batch], (progress.epoch + progress.batch / len(groups)) / config.epochs)
