@@ -103,8 +103,9 @@ class ModelConfig:
         record: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         if not self.gammas:  # a model without these is written as before there were any
             del record["gammas"], record["lag_price"]
-        if not self.pace:
-            del record["pace"]
+        for name in ("pace", "pauses"):
+            if not record[name]:
+                del record[name]
         return record
 
     @classmethod

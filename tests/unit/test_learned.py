@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from zendaya import Learned, Model, PowerLaw, ZendayaError
 from zendaya.audit import audit
+from zendaya.cli import app
 from zendaya.decoder import DecoderConfig
 from zendaya.errors import ConfigError
 from zendaya.metrics.latency import differentiable_average_lagging
@@ -328,3 +330,27 @@ def test_runs_that_cannot_be_learned_from_are_refused(toy, tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             learn_gamma(run_folder, config, **options)
+
+
+def test_the_command_line_learns_and_evaluates(toy, tmp_path):
+    def words(*arguments):
+        result = CliRunner().invoke(app, list(map(str, arguments)))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output
+
+    where = ("--data", toy / "clips.jsonl", "--store", toy / "store", "--out", tmp_path / "out")
+    said = words("learn-gamma", toy / "inf", "--like", 0.5, "--gammas", "0.2,0.5,1", "--epochs", 1, *where)
+    assert "budget" in said
+    assert "fixed γ = 0.5" in said
+    scored = words(
+        "evaluate", tmp_path / "out" / "best", "manifest", toy / "clips.jsonl", "--store", toy / "store", "--split", "valid",
+        "--scale", "window", "--schedule", "learned", "--schedule", "0.5", "--metrics", "wer", "--normalise", "basic",
+        "--limit", 3, "--json",
+    )  # fmt: skip
+    learned, fixed = json.loads(scored)["scores"]
+    assert (learned["schedule"], fixed["schedule"]) == ("learned", "gamma=0.5")
+    assert 0 < learned["exposure_planned"] <= 1
+    for wrong in (("--gammas", "a,b", "--like", 0.5), (), ("--budget", 0.4, "--like", 0.5)):
+        with pytest.raises(ConfigError):
+            words("learn-gamma", toy / "inf", *wrong, *where)

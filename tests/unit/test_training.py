@@ -380,6 +380,15 @@ def test_early_stopping_keeps_the_best(corpus, tmp_path, recipe):
     assert list((tmp_path / "run/tensorboard").iterdir())
 
 
+def test_mixed_precision_learns_too(corpus, tmp_path, recipe):
+    for precision in ("32-true", "bf16-mixed"):
+        train(recipe(loop={"epochs": 3, "precision": precision}), data=corpus, store=tmp_path / "features", out=tmp_path / precision)
+    full, mixed = (history(tmp_path / precision)[-1]["train_loss"] for precision in ("32-true", "bf16-mixed"))
+    assert mixed == pytest.approx(full, rel=0.05)
+    assert mixed != full
+    assert {tensor.dtype for tensor in weights(tmp_path / "bf16-mixed/last").values()} == {torch.float32}
+
+
 # Settings.
 
 
