@@ -3,14 +3,15 @@
     python benchmarks/learned_gamma.py RUN LEARNED --data FOLDER --store STORE [--split test] [--free 200]
 
 RUN is a whole-dial run, LEARNED what `zendaya learn-gamma RUN` made. Teacher-forced under N̂ as predicted live; means over steps. Three
-rivals at the learned γ's own lag: the curve of fixed γ, interpolated; its lower hull, the best that any mixture of fixed γ blind to its
-window can do; and the oracle, which sees each window's text and every γ's loss on it. `--free N` decodes the first N clips too, each
-after the window before it where the model has a history (WER, on lower-case words).
+rivals at the learned γ's own lag: the curve of fixed γ, at twice as many settings as the grid has, interpolated; its lower hull, the
+best that any mixture of fixed γ blind to its window can do; and the oracle, which sees each window's text and every γ's loss on it.
+`--free N` decodes the first N clips too, each after the window before it where the model has a history (WER, on lower-case words).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -167,8 +168,13 @@ def main() -> None:
 
     costs = cached_costs(options.learned / f"costs-{options.split}.npz", material, examples, gammas, tell)
     expected = expect(model, material.store, examples, scale=material.scale)
+    # The curve of fixed γ is measured between the settings of the grid too: it bends, and a chord would lie above it.
+    between = [round((low + high) / 2, 3) for low, high in itertools.pairwise(gammas)]
+    others = cached_costs(options.learned / f"costs-{options.split}-between.npz", material, examples, between, tell)
+    every = np.argsort([*gammas, *between])
+    rivals = tuple(np.concatenate(pair, 1)[:, every] for pair in ((costs.lag, others.lag), (costs.loss_WG, others.loss_WG)))
     weight_W, clips = costs.steps_W.astype(np.float64), [example.window.clip for example in examples]
-    lag_G, loss_G = (np.average(value_WG, axis=0, weights=weight_W) for value_WG in (costs.lag, costs.loss_WG))
+    lag_G, loss_G = (np.average(value_WG, axis=0, weights=weight_W) for value_WG in rivals)
 
     def chosen(places_W: Ints | int) -> dict[str, float]:
         return {"nll": costs.mean(costs.loss_WG, places_W), **{name: costs.mean(lag, places_W) for name, lag in costs.lags_WG.items()}}
@@ -183,8 +189,8 @@ def main() -> None:
             "price": at_price, **mine, "chosen": dict(zip(map(str, gammas), share_G.round(4).tolist(), strict=True)),
             "fixed_at_its_lag": at_lag(mine["dal"], lag_G, loss_G), "hull_at_its_lag": at_lag_on_hull(mine["dal"], lag_G, loss_G),
             "oracle_at_its_lag": oracle_at(mine["dal"], costs),
-            "minus_fixed": paired(clips, weight_W, values, (costs.lag, costs.loss_WG), at_lag, options.seed),
-            "minus_hull": paired(clips, weight_W, values, (costs.lag, costs.loss_WG), at_lag_on_hull, options.seed),
+            "minus_fixed": paired(clips, weight_W, values, (rivals[0], rivals[1]), at_lag, options.seed),
+            "minus_hull": paired(clips, weight_W, values, (rivals[0], rivals[1]), at_lag_on_hull, options.seed),
         }  # fmt: skip
 
     centred_WG = costs.loss_WG - costs.loss_WG.mean(1, keepdims=True)
@@ -196,6 +202,10 @@ def main() -> None:
         "checkpoint_digest": material.checkpoint_digest, "budget": json.loads((options.learned / GAMMA).read_bytes())["budget"],
         "lag": "differentiable average lagging / F, mean over steps",
         "fixed": {str(gamma): chosen(place) for place, gamma in enumerate(gammas)},
+        "curve": [
+            {"gamma": gamma, "dal": float(lag), "nll": float(loss)}
+            for gamma, lag, loss in zip(sorted([*gammas, *between]), lag_G, loss_G, strict=True)
+        ],
         "explained": {
             "loss": explained(centred_WG, expected.loss_WPG[:, middle].numpy().astype(np.float64), weight_W),
             "lag": explained(costs.lag, expected.lag_WPG[:, middle].numpy().astype(np.float64), weight_W),
