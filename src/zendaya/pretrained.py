@@ -77,12 +77,23 @@ def load_adapted(name: str | Path = "tiny.en-dial", **hub: Any) -> Adapted:
     return Adapted(WhisperBlocks(encoder, known, block_s=config.block_s, ceiling=config.ceiling), model.eval(), adapter.digest)
 
 
+def load_model(name: str | Path) -> Model:
+    """The model of a checkpoint folder, of a hub id, or of an adapter: a folder that holds one, or a shipped name."""
+    folder = Path(name)
+    shipped = not folder.exists() and "/" not in str(name) and _shipped(name).is_file()
+    return load_adapted(name).model if shipped or (folder / ADAPTER).is_file() else Model.from_pretrained(name)
+
+
+def _shipped(name: str | Path) -> Path:
+    return Path(str(importlib.resources.files("zendaya"))) / "shipped" / f"{name}.safetensors"
+
+
 def _adapter_path(name: str | Path) -> Path:
     path = Path(name)
     if path.is_dir():
         path = path / ADAPTER
     elif path.suffix != ".safetensors":
-        path = Path(str(importlib.resources.files("zendaya"))) / "shipped" / f"{name}.safetensors"
+        path = _shipped(name)
         if not path.is_file():
             shipped = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
             raise CheckpointError(f"{name}: no adapter of that name is shipped (there are: {shipped}), and no such folder is here")

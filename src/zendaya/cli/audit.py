@@ -15,7 +15,7 @@ from zendaya.schedule import parse_schedule
 
 
 def audit(
-    checkpoint: Annotated[str | None, typer.Argument(help="A checkpoint folder or hub id.")] = None,
+    checkpoint: Annotated[str | None, typer.Argument(help="A checkpoint folder, a hub id, or tiny.en-dial, the shipped model.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Audit random weights instead, of every preset or those named.")] = False,
     preset: Annotated[list[str] | None, typer.Option(help="With --random: a preset; may be repeated.")] = None,
     schedule: Annotated[list[str] | None, typer.Option(help="A schedule, as 0.3, wait-k=10,stride=2, full; may be repeated.")] = None,
@@ -39,6 +39,7 @@ def audit(
     from zendaya.audit.leaks import LEAKS
     from zendaya.model import Model
     from zendaya.model import presets as names
+    from zendaya.pretrained import load_model
 
     if (checkpoint is None) == (not random):
         raise ConfigError("give either a checkpoint or --random, one of the two")
@@ -67,7 +68,7 @@ def audit(
             print(f"     {report.first}", flush=True)
 
     for name in wanted:
-        model = Model.from_pretrained(name) if checkpoint is not None else Model.from_preset(name, seed=seed)
+        model = load_model(name) if checkpoint is not None else Model.from_preset(name, seed=seed)
         if plant is not None:
             for leak in LEAKS if plant == "all" else [plant]:
                 show(f"{name} with {LEAKS[leak].what}", LEAKS[leak].audit(model, seed=seed, cuts=cuts))
@@ -95,6 +96,7 @@ def audit_raw(
     from zendaya.audit.raw import audit_encoder, audit_to_text
     from zendaya.encoders.clips import Spec
     from zendaya.model import Model, preset
+    from zendaya.pretrained import load_model
 
     if arrivals not in ("stated", "own"):
         raise ConfigError(f"--arrivals is stated or own: got {arrivals!r}")
@@ -106,7 +108,7 @@ def audit_raw(
         config = preset("tiny")
         decoder = Model.from_preset("tiny", seed=seed, decoder=dataclasses.replace(config.decoder, source_dim=dim))
     else:
-        decoder = Model.from_pretrained(model)
+        decoder = load_model(model)
         if decoder.config.decoder.source_dim != dim:
             raise ConfigError(f"{model} reads {decoder.config.decoder.source_dim} features a token, {encoder} gives {dim}: they do not fit")
     steps = decoder.config.max_steps if decoder.length is None and chosen.needs_length else None
