@@ -421,7 +421,9 @@ class _Auditor:
         base, base_rows = self._live(stream_TE, [count])
         for event in base:
             schedule = self.schedule if event.gamma is None else PowerLaw(event.gamma)
-            expected = int(schedule.at(event.step, source=self._live_window(stream_TE), steps=event.predicted_steps))
+            # A model that pauses goes on along its schedule without writing, at the last to the whole window.
+            place, window = event.step + event.pauses, self._live_window(stream_TE)
+            expected = window if place > self.steps else int(schedule.at(place, source=window, steps=event.predicted_steps))
             if event.horizon != expected:
                 detail = f"window {event.window}: the runtime read {event.horizon} tokens where the schedule gives {expected}"
                 self.report.violations.append(Violation(path, "nothing", event.step, expected, math.nan, detail))
@@ -466,17 +468,19 @@ class _Auditor:
         fixed = self.steps if self.model.length is None and self.schedule.needs_length else None
         session = self.model.open(self.schedule, window=self._live_window(stream_TE), steps=fixed, max_steps=self.steps)
         rows: list[Tensor] = []
+        last: list[Tensor] = []
         logits = session._logits
 
         def watched(horizon: int) -> Tensor:
-            rows.append(logits(horizon))
-            return rows[-1]
+            last[:] = [logits(horizon)]
+            return last[0]
 
         session._logits = watched  # type: ignore[method-assign]
         events: list[Event] = []
         try:
             for event in self._drive(session, stream_TE, pieces):
                 events.append(event)
+                rows.append(last[0])
                 if len(events) == limit:
                     break
         except SourceError:  # it came to a NaN it was licensed to read
