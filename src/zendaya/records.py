@@ -79,6 +79,8 @@ class Event:
     """Whether the window's text ends here."""
     gamma: float | None = None
     """γ of the window where the model chose it, before its first step; None where the schedule was given."""
+    pauses: int = 0
+    """Steps of the schedule that passed in the window before this one was written: its horizon is that of step + pauses."""
 
 
 Scale = Literal["segment", "window"]

@@ -117,7 +117,7 @@ class Session:
         return Event(
             window=self._window_index, step=step, token=token, text=self._add_text(token), horizon=horizon,
             effective_horizon=effective, predicted_steps=self._steps, last=self._closed,
-            gamma=self._gamma,
+            gamma=self._gamma, pauses=self._pauses,
         )  # fmt: skip
 
     def _predict(self) -> bool:

@@ -202,3 +202,21 @@ def test_misuse_is_one_clear_line():
         audit(Model.from_preset("tiny"), PowerLaw(1), max_source=5)
     with pytest.raises(ZendayaError, match="scale"):
         audit(Model.from_preset("tiny"), PowerLaw(1), scale="clip")
+
+
+class Hesitant(Model):
+    """Ends wherever it has read little of the window, so that it pauses before every word."""
+
+    def open(self, schedule, **options):
+        session = super().open(schedule, **options)
+        logits, choose, read = session._logits, session._choose, []
+        session._logits = lambda horizon: (read.append(horizon), logits(horizon))[1]
+        session._choose = lambda logits_V, step: self.config.framing.end if read[-1] < 2 * step + 3 else choose(logits_V, step)
+        return session
+
+
+@pytest.mark.parametrize("schedule", [PowerLaw(0.5), PowerLaw(1.5), WaitK(2, 0.5)], ids=str)
+def test_a_model_that_pauses_passes(schedule):
+    config = dataclasses.replace(Model.from_preset("tiny").config, pauses=True)
+    report = audit(Hesitant(config).eval(), schedule, cuts=2)
+    assert report.passed, report.first
