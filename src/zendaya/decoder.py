@@ -166,7 +166,7 @@ class Attention(nn.Module):
         return self._join(y_BATK)
 
     def _split(self, x_BTI: Tensor) -> Tensor:
-        return x_BTI.view(*x_BTI.shape[:-1], self.heads, -1).transpose(1, 2)
+        return x_BTI.view(*x_BTI.shape[:-1], self.heads, x_BTI.shape[-1] // self.heads).transpose(1, 2)
 
     def _join(self, y_BATK: Tensor) -> Tensor:
         return self.out(y_BATK.transpose(1, 2).flatten(-2))
@@ -524,7 +524,7 @@ def _project(x_BTD: Tensor, denses: Sequence[nn.Linear], heads: int) -> Sequence
     weight = torch.cat([dense.weight for dense in denses])
     bias = torch.cat([dense.weight.new_zeros(dense.out_features) if dense.bias is None else dense.bias for dense in denses])
     y_BTI = _linear(x_BTD, weight, bias)
-    y_BTLAK = y_BTI.view(*y_BTI.shape[:-1], len(denses), heads, -1)
+    y_BTLAK = y_BTI.view(*y_BTI.shape[:-1], len(denses), heads, denses[0].out_features // heads)
     return [y_BTAK.transpose(1, 2) for y_BTAK in y_BTLAK.unbind(2)]
 
 

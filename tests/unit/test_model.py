@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pickle
@@ -400,3 +401,11 @@ def test_predicted_lengths_stay_within_their_classes():
     for seed in range(20):
         window = torch.randn(10, 16, generator=torch.Generator().manual_seed(seed)) * 50
         assert 1 <= model.predict_steps(window, 4) <= model.config.max_steps
+
+
+def test_windows_without_a_past_are_learned_by_a_model_with_source_layers():
+    decoder = dataclasses.replace(preset("tiny").decoder, source_layers=1)
+    model = Model.from_preset("tiny", decoder=decoder)
+    batch = model.batch([torch.randn(5, 16), torch.randn(3, 16)], [[7, 8], [9]], PowerLaw(0.5), scale=24, histories=[None, None])
+    model.loss(batch).backward()
+    assert torch.isfinite(model(batch)).all()
