@@ -384,7 +384,8 @@ def adapt(
 ) -> AdaptTask:
     """The task of adapting Whisper on LibriSpeech in a folder; `labels` is where readable transcripts are kept, made if they are not."""
     config, folder = config or AdaptConfig(), Path(data).expanduser()
-    clips = [clip for clip in read("librispeech", folder).usable if clip.split in ("train", "valid")][:max_utterances]
+    usable = read("librispeech", folder).usable
+    clips = [clip for split in ("train", "valid") for clip in [each for each in usable if each.split == split][:max_utterances]]
     sound = {clip.id: _sound(folder, clip) for clip in clips}
     path = labels or folder / "labels.jsonl"
     if not path.is_file():

@@ -220,7 +220,7 @@ def _times(model: Model, source_BTD: Tensor, texts: Sequence[Sequence[str]]) -> 
     prompt = list(model.config.framing.prompt)
     rows = [torch.tensor(prompt + [token for word in words for token in word]) for words in ids]
     ids_BN = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    seen = _Watch(model)
+    seen = _Watch(model, source_BTD)
     model.decoder.rows(ids_BN, source_BTD, torch.full(ids_BN.shape, source_BTD.shape[1]))
     weights_BAN = seen.attention()
     for index, words in enumerate(ids):
@@ -234,20 +234,24 @@ def _times(model: Model, source_BTD: Tensor, texts: Sequence[Sequence[str]]) -> 
 
 
 class _Watch:
-    """The attention of the alignment heads in the next forward pass, from the queries and keys it computes."""
+    """The attention of the alignment heads in the next forward pass over a source, which Whisper's decoder reads as it is."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, source_BTD: Tensor) -> None:
         self.heads: int = model.config.decoder.heads
-        self._made: dict[tuple[int, str], Tensor] = {}
+        self._queries: dict[int, Tensor] = {}
+        self._keys: dict[int, Tensor] = {}
         self._handles = []
         for layer in sorted({layer for layer, _ in ALIGNMENT_HEADS}):
             cross: Any = model.decoder.layers[layer].cross_attention
-            for name in ("query", "key"):
-                self._handles.append(getattr(cross, name).register_forward_hook(self._keep(layer, name)))
+            self._keys[layer] = self._split(cross.key(source_BTD))
+            self._handles.append(cross.query.register_forward_hook(self._keep(layer)))
 
-    def _keep(self, layer: int, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def _split(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.view(*x_BTD.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def _keep(self, layer: int) -> Callable[[nn.Module, Any, Tensor], None]:
         def keep(module: nn.Module, inputs: Any, output_BTD: Tensor) -> None:
-            self._made[layer, name] = output_BTD.view(*output_BTD.shape[:2], self.heads, -1).transpose(1, 2)
+            self._queries[layer] = self._split(output_BTD)
 
         return keep
 
@@ -257,7 +261,7 @@ class _Watch:
             handle.remove()
         rows = []
         for layer, head in ALIGNMENT_HEADS:
-            q_BNK, k_BTK = (self._made[layer, name][:, head].float() for name in ("query", "key"))
+            q_BNK, k_BTK = self._queries[layer][:, head].float(), self._keys[layer][:, head].float()
             rows.append((q_BNK @ k_BTK.transpose(1, 2) / q_BNK.shape[-1] ** 0.5).softmax(-1))
         return torch.stack(rows, 1)
 
