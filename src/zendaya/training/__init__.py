@@ -33,7 +33,6 @@ from zendaya.training.loop import TRAIN, VALID, LoopConfig, Result, Shown, run
 from zendaya.training.state import RECIPE, begin
 
 SOURCE_TOKENIZER = "source_tokenizer.json"
-TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,6 @@ class TrainConfig:
     label_smoothing: float = 0.0
     source_noise: float = 0.0
     loop: LoopConfig = field(default_factory=LoopConfig)
-    note: str = ""
 
     def __post_init__(self) -> None:
         if self.form not in ("fix", "inf") or self.scale not in ("segment", "window"):
