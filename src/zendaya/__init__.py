@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from zendaya.schedule import PowerLaw as PowerLaw
     from zendaya.schedule import Schedule as Schedule
     from zendaya.schedule import WaitK as WaitK
+    from zendaya.stream import Pace as Pace
     from zendaya.stream import Session as Session
+    from zendaya.stream import replay as replay
     from zendaya.text import Tokenizer as Tokenizer
     from zendaya.training import TrainConfig as TrainConfig
     from zendaya.training.dial import Dial as Dial
@@ -42,6 +44,7 @@ _HOMES = {
     "Learned": "schedule",
     "Model": "model",
     "ModelConfig": "model",
+    "Pace": "stream",
     "PowerLaw": "schedule",
     "Schedule": "schedule",
     "Scores": "metrics.scores",
@@ -54,6 +57,7 @@ _HOMES = {
     "evaluate_corpus": "evaluate",
     "preset": "model",
     "recipe": "recipes",
+    "replay": "stream",
     "score": "metrics.scores",
     "train": "recipes",
 }

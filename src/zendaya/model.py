@@ -9,10 +9,11 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -32,7 +33,7 @@ from zendaya.schedule import Schedule
 from zendaya.text import Framing, Tokenizer
 
 if TYPE_CHECKING:
-    from zendaya.stream import Session
+    from zendaya.stream import Pace, Session
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "README.md"
 FORMAT = 1
@@ -293,14 +294,18 @@ class Model(
 
     # Live.
 
-    def open(self, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None) -> Session:
+    def open(
+        self, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None,
+        patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
+    ) -> Session:  # fmt: skip
         """A live decode: push source tokens as they arrive, take events as they are decided.
 
-        `window` is W (default: the config's); `steps` fixes N̂ instead of the length head; `max_steps` ends a window's text sooner.
+        `window` is W (default: the config's); `steps` fixes N̂ instead of the length head; `max_steps` ends a window's text sooner;
+        `patience_s` is how long a late source is waited for, `pace` when it is due, `clock` what tells how long computing took.
         """
         from zendaya.stream import Session  # a convenience that points up: the runtime is built on the model
 
-        return Session(self, schedule, window=window, steps=steps, max_steps=max_steps)
+        return Session(self, schedule, window=window, steps=steps, max_steps=max_steps, patience_s=patience_s, pace=pace, clock=clock)
 
     # Saved and loaded.
 

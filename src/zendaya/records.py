@@ -62,7 +62,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Event:
-    """One target token, written and never taken back."""
+    """One target token, written and never taken back; or, where `schedule` is set, the mark of a turned dial, which writes nothing."""
 
     window: int
     step: int
@@ -81,6 +81,14 @@ class Event:
     """γ of the window where the model chose it, before its first step; None where the schedule was given."""
     pauses: int = 0
     """Steps of the schedule that passed in the window before this one was written: its horizon is that of step + pauses."""
+    window_start: int = 0
+    """Source tokens of the stream before the window."""
+    arrival_s: float = 0.0
+    """When the step could be written: what licensed it had arrived, or the patience for it was over."""
+    emission_s: float = 0.0
+    """When it was, by the session's clock; what lies between is computing. Without a clock the same."""
+    schedule: str = ""
+    """Above nothing: the schedule from this step on. Such an event has no token (-1) and no text."""
 
 
 Scale = Literal["segment", "window"]

@@ -1,9 +1,16 @@
-"""The live runtime: source tokens go in as they arrive, append-only events come out (Algorithm 2, method.md §4–5)."""
+"""The live runtime: source tokens go in as they arrive, append-only events come out (Algorithm 2, method.md §4–5).
+
+Time is what the arrivals say it is. A step is written at the arrival that licenses it, or when the patience for it is over, whatever
+the computing takes; so the text depends on the arrivals alone, live and replayed, and the clock only tells how late the machine was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,105 +26,270 @@ if TYPE_CHECKING:
     from zendaya.model import Model
 
 SourceTokens = Tensor | npt.NDArray[np.floating[Any]] | Sequence[Sequence[float]]
+Times = float | Sequence[float] | npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When source tokens are due: at a steady rate, and together in blocks where the encoder gives them so."""
+
+    tokens_per_s: float
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tokens_per_s < math.inf or self.block < 1:
+            raise ConfigError(f"a pace is a finite rate above 0, in blocks of at least 1: got {self.tokens_per_s} and {self.block}")
+
+    def between_s(self, first: int, last: int) -> float:
+        """Seconds from the arrival of one token of the stream, counted from 0, to that of a later one."""
+        return (last // self.block - first // self.block) * self.block / self.tokens_per_s
+
+
+@dataclass
+class _Item:
+    """Something that happens to a stream: tokens arrive, the window is cut, time passes, the source ends."""
+
+    kind: Literal["tokens", "cut", "time", "end"]
+    time_s: float
+    tokens_TE: Tensor | None = None
 
 
 class Session:
-    """One stream being decoded, window after window; it holds at most two windows of source and one sentence of history.
+    """One stream being decoded, window after window; it holds the window, what has arrived beyond it, and one sentence of history.
 
-    A step is decoded once its horizon has arrived; after `finish` it is decoded from what there is. What is written
-    depends on the arrivals alone, not on how they were cut into pushes.
+    A step is decoded once its horizon Ω has arrived. It is waited for up to `patience_s`, then decoded from what has arrived (Ω^eff);
+    at the end of the stream, or of a window that was cut, nothing is waited for. Patience counts from when the step was reached or,
+    where a `pace` is given, from when its last token is due, counted from the arrival of the window's first: tokens that are on
+    time cost no patience. What is written depends on the arrivals alone, not on how they were cut into pushes.
     """
 
     def __init__(
-        self, model: Model, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None
-    ) -> None:
+        self, model: Model, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None,
+        patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
         config = model.config
-        self.model, self.schedule = model, schedule
+        self.model = model
         self.window = config.window if window is None else window
         if not 1 <= self.window <= config.decoder.max_source:
             raise ConfigError(f"window must lie in 1 … {config.decoder.max_source} source tokens for this model: got {window}")
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None and not 1 <= value <= config.max_steps:
                 raise ConfigError(f"{name} must lie in 1 … {config.max_steps} for this model: got {value}")
-        if steps is None and model.length is None and schedule.needs_length:
-            raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
-        if isinstance(schedule, Learned) and model.dial is None:
-            raise ConfigError("this model has no dial head to choose a gamma: train one with `zendaya learn-gamma`, or give one gamma")
+        if not patience_s >= 0:
+            raise ConfigError(f"patience_s must be at least 0 (0 never waits, inf always does): got {patience_s}")
         self._fixed_steps, self._max_steps = steps, max_steps or config.max_steps
-        weight = model.decoder.tokens.weight
-        self._tokens_TE = weight.new_zeros(0, config.decoder.source_dim)
-        self._ended = False
-        self._window_index = 0
+        self.schedule = self._checked(schedule)
+        self.patience_s, self.pace, self.clock = patience_s, pace, clock
+        self._queue = deque[_Item]()
+        self._marks = deque[Event]()
+        self._seen_s = self._pushed_s = self._now_s = -math.inf
+        self._finished = self._ended = False
+        self._deadline_s: float | None = None
+        self._window_index, self._first = 0, 0
         self._previous: tuple[Tensor, list[int]] | None = None
         self._cache: Cache = model.decoder.start()
         self._begin_window()
 
-    def push(self, tokens: SourceTokens) -> Iterator[Event]:
-        """Take source tokens (T, E) that have just arrived; the events they allow are decoded as the iterator is drawn."""
-        if self._ended:
-            raise SourceError("the stream was finished: open a new session for more source")
-        dim = self._tokens_TE.shape[1]
-        arrived_TE = torch.as_tensor(tokens).to(self._tokens_TE)
+    # What comes in.
+
+    def push(self, tokens: SourceTokens, arrival_s: Times | None = None) -> Iterator[Event]:
+        """Take source tokens (T, E) that have arrived; the events they allow are decoded as the iterator is drawn.
+
+        `arrival_s` is when they arrived, one time for all or one for each; not given, it is the clock's, or without one the last time.
+        """
+        self._check_open()
+        weight, dim = self.model.decoder.tokens.weight, self.model.config.decoder.source_dim
+        arrived_TE = torch.as_tensor(tokens).to(weight)
         if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
             raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
-        self._tokens_TE = torch.cat([self._tokens_TE, arrived_TE])
+        for time_s, first, last in self._groups(arrived_TE.shape[0], arrival_s):
+            self._queue.append(_Item("tokens", time_s, arrived_TE[first:last]))
         return self._decode()
 
-    def finish(self) -> Iterator[Event]:
-        """The source has ended: nothing is waited for any more."""
-        self._ended = True
+    def cut(self, now_s: float | None = None) -> Iterator[Event]:
+        """End the window with the tokens pushed so far, because a pause was heard; the next ones begin a new window."""
+        self._check_open()
+        self._queue.append(_Item("cut", self._moment(now_s)))
         return self._decode()
+
+    def advance(self, now_s: float | None = None) -> Iterator[Event]:
+        """Let time pass without arrivals: what was waited for beyond its patience is decoded from what there is."""
+        if not self._finished:
+            self._queue.append(_Item("time", self._moment(now_s)))
+        return self._decode()
+
+    def finish(self, now_s: float | None = None) -> Iterator[Event]:
+        """The source has ended: nothing is waited for any more."""
+        if not self._finished:
+            self._queue.append(_Item("end", self._moment(now_s)))
+            self._finished = True
+        return self._decode()
+
+    def set_schedule(self, schedule: Schedule) -> None:
+        """Turn the dial, from the next step on; an event without text marks it.
+
+        Within the window N̂ stays, and a horizon is at least that of the step before, so that horizons still never decrease
+        (Corollary 1, along the path taken). A learned γ begins with the next window.
+        """
+        self.schedule = self._checked(schedule)
+        now_s = self._moment(None)
+        if self._horizons and not isinstance(schedule, Learned):
+            place = len(self._written) + self._pauses
+            curve = schedule.horizons(self.window, self._steps, num_steps=self._max_steps)
+            self._horizons[place:] = np.maximum(curve[place:], self._floor).tolist()
+            self._gamma = None
+        self._marks.append(
+            Event(
+                window=self._window_index, step=len(self._written) + 1, token=-1, text="", horizon=self._floor,
+                effective_horizon=min(self._floor, self._arrived), predicted_steps=self._steps, last=False, window_start=self._first,
+                arrival_s=now_s, emission_s=now_s, schedule=str(schedule),
+            )
+        )  # fmt: skip
+        self._now_s = max(self._now_s, now_s)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When `advance` would write something, if nothing arrives before; None while nothing waits on the clock."""
+        return self._deadline_s
+
+    def _checked(self, schedule: Schedule) -> Schedule:
+        if self._fixed_steps is None and self.model.length is None and schedule.needs_length:
+            raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
+        if isinstance(schedule, Learned) and self.model.dial is None:
+            raise ConfigError("this model has no dial head to choose a gamma: train one with `zendaya learn-gamma`, or give one gamma")
+        return schedule
+
+    def _check_open(self) -> None:
+        if self._finished:
+            raise SourceError("the stream was finished: open a new session for more source")
+
+    def _moment(self, now_s: float | None) -> float:
+        """A time that is given or the clock's; what comes after it counts as no earlier."""
+        if now_s is None:
+            now_s = self.clock() if self.clock is not None else self._seen_s if self._seen_s > -math.inf else 0.0
+        if not math.isfinite(now_s):
+            raise SourceError(f"a time must be finite: got {now_s}")
+        self._seen_s = max(self._seen_s, now_s)
+        return self._seen_s
+
+    def _groups(self, count: int, arrival_s: Times | None) -> Iterator[tuple[float, int, int]]:
+        """The arrivals of `count` tokens, those of one moment together: the moment, and the first and past the last of them."""
+        times_T = np.asarray(self._moment(None) if arrival_s is None else arrival_s, np.float64)
+        if times_T.ndim > 1 or (times_T.ndim == 1 and times_T.shape[0] != count):
+            raise SourceError(f"arrival_s must be one time, or one for each of {count} tokens: got shape {times_T.shape}")
+        times_T = np.broadcast_to(times_T, (count,))
+        if count == 0:
+            return iter(())
+        if not np.isfinite(times_T).all() or (np.diff(times_T) < 0).any() or times_T[0] < self._pushed_s:
+            after = f", after {self._pushed_s:g} s" if self._pushed_s > -math.inf else ""
+            raise SourceError(f"arrival times must be finite and never go back: got {times_T[0]:g} … {times_T[-1]:g} s{after}")
+        self._pushed_s = float(times_T[-1])
+        times_T = np.maximum(times_T, self._seen_s)  # what is handed over after a moment was said to have passed counts from then on
+        self._seen_s = float(times_T[-1])
+        edges = [0, *(np.flatnonzero(np.diff(times_T)) + 1).tolist(), count]
+        return iter([(float(times_T[first]), first, last) for first, last in zip(edges, edges[1:], strict=False)])
+
+    # The window.
 
     def _begin_window(self) -> None:
+        config = self.model.config
+        weight = self.model.decoder.tokens.weight
+        self._window_TE = weight.new_zeros(self.window, config.decoder.source_dim)
+        self._arrived, self._complete, self._closed = 0, False, False
+        self._first_s = self._reached_s = self._now_s
         self._written = list[int]()
-        self._closed = False
         self._steps, self._horizons, self._pauses = 0, list[int](), 0
+        self._floor = self._resume = 0
         self._gamma: float | None = None
-        self._place = len(self.model.config.gammas) - 1
+        self._place = len(config.gammas) - 1
         self._add_text = self.model.tokenizer.stream() if self.model.tokenizer is not None else lambda token: f"⟨{token}⟩"
+
+    def _window_tokens(self) -> Tensor:
+        """Tokens of the current window that have arrived: A_k of them."""
+        return self._window_TE[: self._arrived]
 
     def _decode(self) -> Iterator[Event]:
         while True:
+            while self._marks:
+                yield self._marks.popleft()
             with torch.inference_mode():
                 event = None if self._closed and not self._next_window() else self._write_step()
             if event is None:
                 return
             yield event
 
-    def _has(self, needed: int) -> bool:
-        """Whether that many tokens of the window have arrived, or never will."""
-        return self._ended or self._tokens_TE.shape[0] >= needed
+    def _wait(self, needed: int, *, patient: bool = True) -> bool:
+        """Take arrivals until so many tokens of the window are there, or will not come, or have been waited for; False: not yet."""
+        self._deadline_s = None
+        while self._arrived < needed and not self._complete:
+            deadline_s = self._give_up_s(needed) if patient else math.inf
+            if not self._queue:
+                self._deadline_s = deadline_s if deadline_s < math.inf else None
+                return False
+            if deadline_s < self._queue[0].time_s:
+                self._now_s = max(self._now_s, deadline_s)
+                return True
+            self._take(self._queue[0], needed)
+        return True
 
-    def _window_tokens(self) -> Tensor:
-        """Tokens of the current window that have arrived: A_k of them."""
-        return self._tokens_TE[: self.window]
+    def _give_up_s(self, needed: int) -> float:
+        """When the patience for the window's first `needed` tokens is over."""
+        due_s = self._reached_s
+        if self.pace is not None:
+            due_s = max(due_s, self._first_s + self.pace.between_s(self._first, self._first + min(needed, self.window) - 1))
+        return due_s + self.patience_s
+
+    def _take(self, item: _Item, needed: int) -> None:
+        """Let the next thing happen; of tokens, no more than are needed."""
+        self._now_s = max(self._now_s, item.time_s)
+        if item.tokens_TE is None:
+            self._queue.popleft()
+            self._ended = self._ended or item.kind == "end"
+            self._complete = self._complete or item.kind == "end" or (item.kind == "cut" and self._arrived > 0)
+            return
+        if self._arrived == 0:
+            self._first_s = self._reached_s = self._now_s
+        count = min(needed - self._arrived, item.tokens_TE.shape[0])
+        self._window_TE[self._arrived : self._arrived + count] = item.tokens_TE[:count]
+        item.tokens_TE = item.tokens_TE[count:]
+        if item.tokens_TE.shape[0] == 0:
+            self._queue.popleft()
+        self._arrived += count
+        self._complete = self._arrived == self.window
 
     def _write_step(self) -> Event | None:
         """The next step of the window, or None while it must wait."""
-        arrived = self._window_tokens().shape[0]
-        if arrived == 0 or (not self._horizons and not self._predict()):
+        if not self._wait(1, patient=False) or self._arrived == 0 or (not self._horizons and not self._predict()):
             return None
-        step = len(self._written) + 1
-        num_rows = self._cache.num_rows
+        step, num_rows = len(self._written) + 1, self._cache.num_rows
         while True:
+            if self._resume:
+                # After a pause there is nothing new to say before more has come.
+                if not self._wait(self._resume, patient=False):
+                    return None
+                self._resume, self._reached_s = 0, self._now_s
             place = step + self._pauses
             horizon = self._horizons[place - 1] if place <= len(self._horizons) else self.window
-            if not self._has(horizon):
+            if not self._wait(horizon):
                 return None
-            effective = min(horizon, arrived)
+            effective = min(horizon, self._arrived)
             token = self._choose(self._logits(effective), step)
-            early = effective < self.window and horizon <= arrived
-            if not (self.model.config.pauses and token == self.model.config.framing.end and early):
+            whole = effective == self.window or (self._complete and horizon > self._arrived)
+            if whole or not self.model.config.pauses or token != self.model.config.framing.end:
                 break
-            # Nothing more to say yet: the row is written again when the schedule lets it read more.
+            # Nothing more to say yet: the row is written again when the schedule, or what has arrived, lets it read more.
             self._cache.num_rows = num_rows
-            self._pauses += 1 + sum(h == horizon for h in self._horizons[place:])
+            self._resume = self._floor = effective + 1
+            if horizon <= self._arrived:
+                self._pauses += 1 + sum(h == horizon for h in self._horizons[place:])
         self._closed = token == self.model.config.framing.end or step == self._max_steps
         self._written.append(token)
+        self._floor, self._reached_s = horizon, self._now_s
         return Event(
             window=self._window_index, step=step, token=token, text=self._add_text(token), horizon=horizon,
             effective_horizon=effective, predicted_steps=self._steps, last=self._closed,
-            gamma=self._gamma, pauses=self._pauses,
+            gamma=self._gamma, pauses=self._pauses, window_start=self._first,
+            arrival_s=self._now_s, emission_s=self._now_s if self.clock is None else self.clock(),
         )  # fmt: skip
 
     def _predict(self) -> bool:
@@ -130,7 +302,7 @@ class Session:
             self._steps = self._fixed_steps or config.max_steps
         else:
             buffer = self._buffer(schedule)
-            if not self._has(buffer):
+            if not self._wait(buffer):
                 return False
             predicted = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
             # A head that counts for whole windows counts for the config's; another width holds more or less at the same pace.
@@ -156,7 +328,7 @@ class Session:
         while self._gamma is None:
             schedule = PowerLaw(gammas[self._place])
             buffer = self._buffer(schedule)
-            if self._place and not self._has(buffer):
+            if self._place and not self._wait(buffer):
                 return None
             if not self._place or self.model.settles_for(
                 self._place, self._window_tokens(), buffer, self._previous, price=self.schedule.price
@@ -170,7 +342,7 @@ class Session:
         """Logits of the next step, which reads the window's first `horizon` tokens."""
         decoder = self.model.decoder
         if horizon > self._cache.num_source:
-            decoder.read(self._cache, self._tokens_TE[None, self._cache.num_source : horizon])
+            decoder.read(self._cache, self._window_TE[None, self._cache.num_source : horizon])
         if not self._written:
             logits_1V = decoder.prefill(self._cache, self._ids([self.model.config.framing.prompt]), horizon)
         else:
@@ -182,7 +354,7 @@ class Session:
         return logits_1V[0]
 
     def _ids(self, ids: Sequence[Any]) -> Tensor:
-        return torch.tensor(ids, device=self._tokens_TE.device)
+        return torch.tensor(ids, device=self._window_TE.device)
 
     def _choose(self, logits_V: Tensor, step: int) -> int:
         """Greedy choice among the tokens that may be written; where the end is a pause too, it must be likelier than all words together."""
@@ -196,7 +368,7 @@ class Session:
 
     def _next_window(self) -> bool:
         """Move on once the whole window has arrived; its text becomes history, read from its own source (method.md §4)."""
-        if not self._has(self.window):
+        if not self._wait(self.window, patient=False):
             return False
         window_TE = self._window_tokens()
         decoder, framing = self.model.decoder, self.model.config.framing
@@ -211,7 +383,39 @@ class Session:
             self._cache.forget_source()
         else:
             self._cache = decoder.start()
-        self._tokens_TE = self._tokens_TE[self.window :].clone()
+        self._first += self._arrived
         self._window_index += 1
         self._begin_window()
         return True
+
+
+def replay(
+    session: Session, tokens: SourceTokens, arrival_s: Times, *, turns: Iterable[tuple[float, Schedule]] = (),
+    cuts: Iterable[int] = (), end_s: float | None = None,
+) -> Iterator[Event]:  # fmt: skip
+    """Drive a session by recorded or generated arrivals, faster than real time: the events a live run with these arrivals gives.
+
+    `turns` are the moments at which the dial was turned and to what, `cuts` the counts of tokens after which a window was cut, `end_s`
+    when the source was known to have ended (default: with the last arrival).
+
+    >>> from zendaya import Model, PowerLaw
+    >>> model = Model.from_preset("tiny")
+    >>> events = list(replay(model.open(PowerLaw(1)), np.zeros((24, 16)), np.arange(24) / 3, turns=[(4.0, PowerLaw(0.3))]))
+    >>> [(event.schedule, event.arrival_s) for event in events if event.schedule]
+    [('gamma=0.3', 4.0)]
+    """
+    count = len(tokens)
+    times_T = np.broadcast_to(np.asarray(arrival_s, np.float64), (count,))
+    changes = [(int(np.searchsorted(times_T, at_s, side="right")), 1, at_s, schedule) for at_s, schedule in turns]
+    changes += [(at, 0, float(times_T[at - 1]), None) for at in cuts if 0 < at <= count]
+    first = 0
+    for at, _, at_s, schedule in sorted(changes, key=lambda change: change[:3]):
+        yield from session.push(tokens[first:at], times_T[first:at])
+        first = at
+        if schedule is None:
+            yield from session.cut(at_s)
+        else:
+            yield from session.advance(at_s)
+            session.set_schedule(schedule)
+    yield from session.push(tokens[first:], times_T[first:])
+    yield from session.finish(end_s)

@@ -88,8 +88,8 @@ def test_memory_is_bounded_over_a_long_stream():
         for _ in session.push(token[None]):
             pass
         cached = sum(k.numel() for pairs in (session._cache.cross, session._cache.text) for k, _ in pairs)
-        sizes.add((session._tokens_TE.shape[0] <= 48, cached <= 2 * 2 * 128 * 64))
-    assert sizes == {(True, True)}
+        sizes.add((session._window_TE.shape[0] <= 24, not session._queue, cached <= 2 * 2 * 128 * 64))
+    assert sizes == {(True, True, True)}
 
 
 def test_a_fix_model_waits_for_its_window():

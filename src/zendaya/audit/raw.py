@@ -100,7 +100,8 @@ def audit_to_text(
 ) -> RawAudit:  # fmt: skip
     """Audit all the way: raw input, encoder, live session, the events it had written by each moment.
 
-    `open_session` opens the session to audit, as in `lambda: model.open(PowerLaw(0.5))`. Each token is pushed when it arrives.
+    `open_session` opens the session to audit, as in `lambda: model.open(PowerLaw(0.5))`. Each token is pushed when it arrives; the
+    session has no clock of its own, so that what is compared is what the arrivals decide.
     """
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
     reference = _written(open_session(), trials.reference, np.inf)
@@ -118,13 +119,12 @@ def audit_to_text(
 
 
 def _written(session: Session, tokens: Tokens, until_s: float) -> list[tuple[float, Event]]:
-    """The events that tokens arriving by `until_s` allow, each with the moment of its writing."""
-    events: list[tuple[float, Event]] = []
-    for value_E, arrival_s in zip(tokens.values_TE, tokens.arrival_s.tolist(), strict=True):
-        if arrival_s > until_s:
-            break
-        events += [(arrival_s, event) for event in session.push(value_E[None])]
-    return events
+    """The events that tokens arriving by `until_s` allow, or its passing, each with the moment of its writing."""
+    count = int(np.searchsorted(tokens.arrival_s, until_s, side="right"))
+    events = [*session.push(tokens.values_TE[:count], tokens.arrival_s[:count])]
+    if np.isfinite(until_s):
+        events += session.advance(float(np.nextafter(until_s, np.inf)))
+    return [(event.arrival_s, event) for event in events]
 
 
 class _Trials:
