@@ -6,6 +6,7 @@ the computing takes; so the text depends on the arrivals alone, live and replaye
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,6 +88,7 @@ class Session:
         self._deadline_s: float | None = None
         self._window_index, self._first = 0, 0
         self._previous: tuple[Tensor, list[int]] | None = None
+        self._gamma: float | None = None
         self._cache: Cache = model.decoder.start()
         self._begin_window()
 
@@ -187,7 +189,7 @@ class Session:
         times_T = np.maximum(times_T, self._seen_s)  # what is handed over after a moment was said to have passed counts from then on
         self._seen_s = float(times_T[-1])
         edges = [0, *(np.flatnonzero(np.diff(times_T)) + 1).tolist(), count]
-        return iter([(float(times_T[first]), first, last) for first, last in zip(edges, edges[1:], strict=False)])
+        return iter([(float(times_T[first]), first, last) for first, last in itertools.pairwise(edges)])
 
     # The window.
 
@@ -200,7 +202,7 @@ class Session:
         self._written = list[int]()
         self._steps, self._horizons, self._pauses = 0, list[int](), 0
         self._floor = self._resume = 0
-        self._gamma: float | None = None
+        self._gamma = None
         self._place = len(config.gammas) - 1
         self._add_text = self.model.tokenizer.stream() if self.model.tokenizer is not None else lambda token: f"⟨{token}⟩"
 
@@ -406,7 +408,9 @@ def replay(
     """
     count = len(tokens)
     times_T = np.broadcast_to(np.asarray(arrival_s, np.float64), (count,))
-    changes = [(int(np.searchsorted(times_T, at_s, side="right")), 1, at_s, schedule) for at_s, schedule in turns]
+    changes: list[tuple[int, int, float, Schedule | None]] = [
+        (int(np.searchsorted(times_T, at_s, side="right")), 1, at_s, schedule) for at_s, schedule in turns
+    ]
     changes += [(at, 0, float(times_T[at - 1]), None) for at in cuts if 0 < at <= count]
     first = 0
     for at, _, at_s, schedule in sorted(changes, key=lambda change: change[:3]):
