@@ -11,13 +11,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from zendaya import Full, Model, Pace, PowerLaw, Tokenizer, WaitK, ZendayaError, replay
+from zendaya import Full, Model, Pace, PowerLaw, Session, Tokenizer, WaitK, ZendayaError, replay
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat"], vocab_size=290)
+
+
+class Shy(Session):
+    """Ends whenever it has read little for its step, and after its eighth word."""
+
+    def _logits(self, horizon):
+        self.read = horizon
+        return super()._logits(horizon)
+
+    def _choose(self, logits_V, step):
+        return self.model.config.framing.end if self.read < 2 * step or step > 8 else 100 + step
+
+
+class ShyModel(Model):
+    def open(self, schedule, **options):
+        return Shy(self, schedule, **options)
+
+
 CONFIG = dataclasses.replace(Model.from_preset("tiny").config, max_steps=10)
 MODELS = {
     "ends": Model.from_preset("tiny", tokenizer=TOKENIZER, seed=2, max_steps=10),
-    "pauses": Model(dataclasses.replace(CONFIG, pauses=True), TOKENIZER).eval(),
+    "pauses": ShyModel(dataclasses.replace(CONFIG, pauses=True), TOKENIZER).eval(),
 }
 SCHEDULES = [PowerLaw(0), PowerLaw(0.4), PowerLaw(1), PowerLaw(2, "floor"), WaitK(3, 0.7), Full()]
 PATIENCES = [0.0, 0.3, 2.0, math.inf]
@@ -30,7 +48,9 @@ gaps = st.sampled_from([0.0, 0.0, 0.1, 0.25, 0.25, 1.0, 7.0])
 class Stream(RuleBasedStateMachine):
     """A session that lives through anything, beside what it has been told; at the end another one is told the same in other pieces."""
 
-    @initialize(kind=st.sampled_from(sorted(MODELS)), schedule=schedules, window=st.integers(1, 24), patience_s=patiences, pace=paces, end_s=gaps)
+    @initialize(
+        kind=st.sampled_from(sorted(MODELS)), schedule=schedules, window=st.integers(1, 24), patience_s=patiences, pace=paces, end_s=gaps
+    )
     def begin(self, kind, schedule, window, patience_s, pace, end_s):
         self.open = lambda: MODELS[kind].open(schedule, window=window, patience_s=patience_s, pace=pace)
         self.session, self.window = self.open(), window
@@ -114,7 +134,7 @@ def draw(session, what, *given):
 
 def replayed(session, told, *, each):
     """What a session writes when told the same token by token, or as much as can be at once."""
-    events, tokens, times_s = [], [], []
+    events, tokens, times_s, moment_s = [], [], [], 0.0
 
     def hand_over():
         if tokens:
