@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zendaya.arrivals import Outages as Outages
     from zendaya.encoders.store import FeatureStore as FeatureStore
     from zendaya.errors import ZendayaError as ZendayaError
     from zendaya.evaluate import evaluate_corpus as evaluate_corpus
@@ -45,6 +46,7 @@ _HOMES = {
     "Model": "model",
     "ModelConfig": "model",
     "Pace": "stream",
+    "Outages": "arrivals",
     "PowerLaw": "schedule",
     "Schedule": "schedule",
     "Scores": "metrics.scores",

@@ -15,6 +15,7 @@ ROOMS = [
     "atomic",
     "schedule",
     "records",
+    "arrivals",
     "text",
     "metrics",
     "corpora",
@@ -43,6 +44,7 @@ ROOMS = [
 MAY_IMPORT = {
     "schedule": set(),
     "records": set(),
+    "arrivals": {"atomic"},
     "text": {"records"},
     "metrics": {"atomic", "schedule", "records"},
     "corpora": {"atomic", "records", "text", "schedule"},  # the schedule suggests γ in a corpus check
