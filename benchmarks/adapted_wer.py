@@ -32,10 +32,10 @@ from zendaya.encoders.media import SAMPLE_RATE, read_audio
 from zendaya.encoders.whisper import encode_offline, load_encoder, load_weights
 from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.metrics.latency import average_lagging, length_adaptive_average_lagging
-from zendaya.model import Model
 from zendaya.pretrained import load_adapted, whisper_decoder
 from zendaya.records import Clip
 from zendaya.schedule import PowerLaw
+from zendaya.stream import Session, replay
 
 GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5)
 SPAN = 30 * SAMPLE_RATE
@@ -57,34 +57,27 @@ def samples_of(folder: Path, clips: Iterable[Clip]) -> np.ndarray:
     return np.concatenate([chunk.samples for clip in clips for chunk in read_audio(folder / clip.media)])
 
 
-def listen(model: Model, tokens: Any, gamma: float, window: int, length_s: float, per_s: float) -> Heard:
-    """A live session fed as the tokens arrive."""
-    session = model.open(PowerLaw(gamma), window=window)
-    heard, pending, horizons = Heard("", ""), "", list[int]()
-
-    def take(events: Iterable[Any], now_s: float) -> None:
-        nonlocal pending
-        for event in events:
-            if not heard.text.strip():
-                heard.first_s = now_s
-            if pending and event.text[:1] in (" ", "") and event.text:
-                heard.words.append((pending, now_s))
-                pending = ""
-            pending += event.text
-            heard.text += event.text
-            horizons.append(event.effective_horizon)
-            if event.last:
-                if len(horizons) > 1:
-                    delays = [h / per_s for h in horizons[:-1]]
-                    heard.window_lags_s.append(average_lagging(delays, source=horizons[-1] / per_s, target=len(delays)))
-                horizons.clear()
-
-    for moment_s, group in itertools.groupby(range(len(tokens)), key=lambda i: tokens.arrival_s[i]):
-        places = list(group)
-        take(session.push(tokens.values_TE[places[0] : places[-1] + 1]), float(moment_s))
-    take(session.finish(), length_s)
+def listen(session: Session, tokens: Any, length_s: float, per_s: float, arrival_s: Any = None) -> Heard:
+    """What a session writes as the tokens arrive: when they are due, or at the times given."""
+    heard, pending, horizons, now_s = Heard("", ""), "", list[int](), 0.0
+    times_s = tokens.arrival_s if arrival_s is None else arrival_s
+    for event in replay(session, tokens.values_TE, times_s, end_s=max(length_s, float(times_s[-1]))):
+        now_s = event.arrival_s
+        if not heard.text.strip():
+            heard.first_s = now_s
+        if pending and event.text[:1] in (" ", "") and event.text:
+            heard.words.append((pending, now_s))
+            pending = ""
+        pending += event.text
+        heard.text += event.text
+        horizons.append(event.effective_horizon)
+        if event.last:
+            if len(horizons) > 1:
+                delays = [h / per_s for h in horizons[:-1]]
+                heard.window_lags_s.append(average_lagging(delays, source=horizons[-1] / per_s, target=len(delays)))
+            horizons.clear()
     if pending:
-        heard.words.append((pending, length_s))
+        heard.words.append((pending, now_s))
     return heard
 
 
@@ -124,10 +117,10 @@ def decode_one(clips: list[Clip]) -> dict[str, Heard]:
     tokens = encode(_worker["encoder"], [samples_S])
     per_s = _worker["encoder"].traits.tokens_per_s
     if options.part in ("whole", "blocks"):
-        found["gamma=0.0, whole utterances"] = listen(model, tokens, 0.0, 1500, length_s, per_s)
+        found["gamma=0.0, whole utterances"] = listen(model.open(PowerLaw(0.0), window=1500), tokens, length_s, per_s)
     else:
         for gamma in options.gammas:
-            found[f"gamma={gamma}"] = listen(model, tokens, gamma, options.window, length_s, per_s)
+            found[f"gamma={gamma}"] = listen(model.open(PowerLaw(gamma), window=options.window), tokens, length_s, per_s)
     for heard in found.values():
         heard.name = name
     return found

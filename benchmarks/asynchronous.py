@@ -1,0 +1,164 @@
+"""The asynchronous regime: quality and lag of live captions against the quality of the link (Corollary 1), with several patiences.
+
+python benchmarks/asynchronous.py FOLDER [--every 4] [--schedules 0.3,0.5,1.0,wait-k=150] [--late 0.1,0.3] [--outages 2,8]
+    [--patiences 0,2,inf] [--plot FILE] [--processes 2]
+
+FOLDER holds LibriSpeech as `zendaya corpora` reads it, and align_valid_test.jsonl (word times). Chapters of its test split are streams,
+encoded once by the shipped model's encoder; tokens are due when their block has been heard, and arrive over links that fail for a share
+of the time (`late`), so many seconds at a time (`outages`). Wait-k's stride is the split's own source tokens a text token. Word lag: from
+the end of a word that was rightly written to its writing, computing taking no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import math
+import multiprocessing
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import adapted_wer
+import numpy as np
+import torch
+
+from zendaya.arrivals import Link, Outages, Steady
+from zendaya.corpora import read
+from zendaya.encoders import encode
+from zendaya.encoders.media import SAMPLE_RATE
+from zendaya.pretrained import Adapted, load_adapted
+from zendaya.records import Clip
+from zendaya.schedule import Schedule, WaitK, parse_schedule
+from zendaya.stream import Pace
+
+Setting = tuple[str, str, float]
+"""Schedule, link, patience."""
+
+
+@functools.cache
+def adapted() -> Adapted:
+    """The shipped model, loaded once a process."""
+    torch.set_num_threads(1)
+    return load_adapted()
+
+
+def decode(job: tuple[Path, list[Clip], Sequence[Schedule], Sequence[Link], Sequence[float], int]) -> dict[Setting, Any]:
+    """One chapter under every setting."""
+    folder, clips, schedules, links, patiences, window = job
+    samples_S = adapted_wer.samples_of(folder, clips)
+    encoder, model = adapted().encoder, adapted().model
+    tokens = encode(encoder, [samples_S])
+    per_s, length_s = encoder.traits.tokens_per_s, samples_S.size / SAMPLE_RATE
+    pace, found = Pace(per_s, encoder.block), dict[Setting, Any]()
+    for schedule, link, patience_s in itertools.product(schedules, links, patiences):
+        if isinstance(link, Steady) and (str(schedule), str(link), patiences[0]) in found:  # nothing is late: patience is never needed
+            found[str(schedule), str(link), patience_s] = found[str(schedule), str(link), patiences[0]]
+            continue
+        session = model.open(schedule, window=window, patience_s=patience_s, pace=pace)
+        arrival_s = link.arrivals(tokens.arrival_s)
+        heard = adapted_wer.listen(session, tokens, length_s, per_s, arrival_s)
+        found[str(schedule), str(link), patience_s] = (heard, int((arrival_s > tokens.arrival_s).sum()), len(tokens))
+    return found
+
+
+def main() -> None:
+    """Decode, score, print, plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--schedules", default="0.3,0.5,1.0,wait-k=150")
+    parser.add_argument("--late", default="0.1,0.3")
+    parser.add_argument("--outages", default="2,8")
+    parser.add_argument("--patiences", default="0,2,inf")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=4, help="take every n-th chapter")
+    parser.add_argument("--window", type=int, default=500)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    reading = read("librispeech", options.folder)
+    clips = [clip for clip in reading.usable if clip.split == "test"]
+    chapters = [list(group) for _, group in itertools.groupby(clips, key=lambda clip: clip.stream)][:: options.every]
+    tokenizer = adapted().model.tokenizer
+    assert tokenizer is not None
+    num_text = sum(len(tokenizer.encode(clip.references[0].capitalize())) + 1 for clip in clips)
+    rho = round(sum(clip.duration_s for clip in clips) * adapted().encoder.traits.tokens_per_s / num_text, 2)
+    schedules = [parse_schedule(text) for text in options.schedules.split(",")]
+    schedules = [WaitK(each.k, rho) if isinstance(each, WaitK) else each for each in schedules]
+    rates = itertools.product(_numbers(options.late), _numbers(options.outages))
+    links: list[Link] = [Steady(), *(Outages(late, outage_s, options.seed) for late, outage_s in rates)]
+    patiences = _numbers(options.patiences)
+    jobs = [(options.folder, chapter, schedules, links, patiences, options.window) for chapter in chapters]
+    begun = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        results = pool.map(decode, sorted(jobs, key=lambda job: -sum(clip.duration_s for clip in job[1])), chunksize=1)
+    chapters.sort(key=lambda chapter: -sum(clip.duration_s for clip in chapter))
+    hours = sum(clip.duration_s for chapter in chapters for clip in chapter) / 3600
+    print(f"LibriSpeech test, data sha256:{reading.digest[:16]}, {len(chapters)} chapters, {hours:.2f} h; window {options.window} tokens")
+    print(f"adapter sha256:{adapted().digest[:16]}; link seed {options.seed}; wait-k's stride {rho}; pace in the encoder's blocks")
+    rows = score(options.folder, chapters, results)
+    print(f"\n{'schedule':24} {'link':26} {'late':>6} {'patience':>8} {'WER %':>7} {'word lag s':>10} {'90 %':>6} {'LAAL s':>7}")
+    for (schedule, link, patience_s), row in rows.items():
+        name = f"{schedule:24} {link.rsplit(',', 1)[0] if link != 'steady' else link:26}"
+        print(f"{name} {row[4]:6.1%} {patience_s:8g} {row[0]:7.2f} {row[1]:10.2f} {row[2]:6.2f} {row[3]:7.2f}")
+    print(f"\n{time.perf_counter() - begun:.0f} s in {options.processes} processes")
+    if options.plot:
+        plot(options.plot, rows)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def score(folder: Path, chapters: list[list[Clip]], results: list[dict[Setting, Any]]) -> dict[Setting, list[float]]:
+    """WER, mean and 90 % word lag, LAAL and the share of late tokens of each setting."""
+    import jiwer
+
+    normal, said = adapted_wer.normaliser(), adapted_wer._said(folder, chapters)
+    assert said is not None, "word times (align_valid_test.jsonl) are needed for the lag"
+    references = [normal(" ".join(clip.references[0] for clip in chapter)) for chapter in chapters]
+    rows = {}
+    for setting in results[0]:
+        heard = [result[setting][0] for result in results]
+        wer = jiwer.process_words(references, [normal(each.text) for each in heard]).wer
+        lags = [adapted_wer.lags_s(*each) for each in zip(heard, said, chapters, strict=True)]
+        words_s = [lag for each, _ in lags for lag in each]
+        laal_s = [lag for _, each in lags for lag in each]
+        late = sum(result[setting][1] for result in results) / sum(result[setting][2] for result in results)
+        rows[setting] = [100 * wer, float(np.mean(words_s)), float(np.percentile(words_s, 90)), float(np.mean(laal_s)), late]
+    return rows
+
+
+def plot(path: Path, rows: dict[Setting, list[float]]) -> None:
+    """WER and word lag against the link, a column a patience, a line a schedule."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    schedules, links, patiences = (list(dict.fromkeys(setting[i] for setting in rows)) for i in range(3))
+    figure, axes = pyplot.subplots(2, len(patiences), figsize=(3.6 * len(patiences), 5.6), sharex=True, sharey="row", squeeze=False)
+    names = [
+        link if link == "steady" else link.rsplit(",", 1)[0].replace("late=", "").replace(",outage=", " for ") + " s" for link in links
+    ]
+    for column, patience_s in enumerate(patiences):
+        for row, label in enumerate(("word errors, %", "word lag, s")):
+            axis = axes[row][column]
+            for schedule in schedules:
+                name = schedule.replace("gamma=", "γ = ").split(",")[0]
+                axis.plot(names, [rows[schedule, link, patience_s][row] for link in links], marker="o", label=name)
+            axis.set_ylabel(label if column == 0 else "")
+            axis.tick_params(axis="x", rotation=40)
+            axis.grid(alpha=0.3)
+        axes[0][column].set_title(f"patience {'∞' if math.isinf(patience_s) else f'{patience_s:g} s'}")
+    axes[0][0].legend()
+    figure.supxlabel("link: share of time it is out, seconds at a time")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A long stream: memory, compute lag and bookkeeping of a live session over hours of real speech, as fast as the machine goes.
+
+python benchmarks/long_stream.py FOLDER [--hours 2] [--gamma 0.5]
+
+FOLDER holds LibriSpeech as `zendaya corpora` reads it; the recordings of its test split are played one after another, again and again,
+through the shipped model in blocks. Compute lag: from a block's last sample being handed over to the last event it allows, the encoder's
+work in it. The memory's slope is fitted to readings once a minute of stream after the first quarter hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from zendaya.corpora import read
+from zendaya.encoders import Samples
+from zendaya.encoders.media import SAMPLE_RATE, read_audio
+from zendaya.pretrained import load_adapted
+from zendaya.records import Event
+from zendaya.schedule import PowerLaw
+from zendaya.stream import Pace
+
+WARM_UP_S = 900.0
+CHUNK = SAMPLE_RATE // 2
+
+
+def rss_mb() -> float:
+    """Memory the process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def speech(folder: Path) -> tuple[str, Iterator[Samples]]:
+    """The digest of the data, and its test recordings for ever, in chunks of half a second."""
+    reading = read("librispeech", folder)
+    clips = [clip for clip in reading.usable if clip.split == "test"]
+
+    def chunks() -> Iterator[Samples]:
+        rest = np.zeros(0, np.float32)
+        for clip in itertools.cycle(clips):
+            rest = np.concatenate([rest, *(chunk.samples for chunk in read_audio(folder / clip.media))])
+            while rest.size >= CHUNK:
+                yield rest[:CHUNK]
+                rest = rest[CHUNK:]
+
+    return reading.digest, chunks()
+
+
+def main() -> None:
+    """Stream, watch, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--gamma", type=float, default=0.5)
+    parser.add_argument("--patience", type=float, default=2.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    adapted = load_adapted()
+    encoder, per_s = adapted.encoder, adapted.encoder.traits.tokens_per_s
+    session = adapted.model.open(PowerLaw(options.gamma), patience_s=options.patience, pace=Pace(per_s, encoder.block))
+    state = encoder.start()
+    digest, chunks = speech(options.folder)
+    readings, lags_ms, works_ms = list[tuple[float, float]](), list[tuple[float, float]](), list[tuple[float, float]]()
+    begun = time.perf_counter()
+    num_tokens = num_events = num_words = num_windows = 0
+    expected, problems, heard_s, next_reading_s = (0, 1), list[str](), 0.0, 0.0
+
+    def follow(events: Iterator[Event]) -> int:
+        """Check that the events are each window's steps, in order and once; how many there were."""
+        nonlocal expected, num_events, num_words, num_windows
+        count = 0
+        for event in events:
+            count += 1
+            if (event.window, event.step) != expected:
+                problems.append(f"expected window and step {expected}: got {(event.window, event.step)}")
+            read = event.window_start + event.effective_horizon
+            if read > num_tokens:
+                problems.append(f"window {event.window} read token {read} of {num_tokens}")
+            if event.window_start != event.window * session.window:
+                problems.append(f"window {event.window} began at token {event.window_start}")
+            num_words += event.text.startswith(" ")
+            num_windows += event.last
+            expected = (event.window + 1, 1) if event.last else (event.window, event.step + 1)
+        num_events += count
+        return count
+
+    for chunk in chunks:
+        heard_s += chunk.size / SAMPLE_RATE
+        handed_over, at_work = time.perf_counter(), time.process_time()
+        tokens = encoder.read(state, chunk)
+        num_tokens += len(tokens)
+        written = follow(session.push(tokens.values_TE, tokens.arrival_s))
+        if written:
+            lags_ms.append((heard_s, 1000 * (time.perf_counter() - handed_over)))
+            works_ms.append((heard_s, 1000 * (time.process_time() - at_work)))
+        if heard_s >= next_reading_s:
+            readings.append((heard_s, rss_mb()))
+            next_reading_s += 60
+            print(
+                f"\r{heard_s / 3600:.2f} h, {heard_s / (time.perf_counter() - begun):.1f}x real time, {rss_mb():.0f} MB",
+                end="",
+                file=sys.stderr,
+            )
+        if heard_s >= 3600 * options.hours:
+            break
+    tokens = encoder.finish(state)
+    num_tokens += len(tokens)
+    follow(session.push(tokens.values_TE, tokens.arrival_s))
+    follow(session.finish())
+    print(file=sys.stderr)
+    report(options, digest, adapted.digest, readings, lags_ms, works_ms, heard_s / (time.perf_counter() - begun))
+    windows = -(-num_tokens // session.window)
+    print(f"{num_tokens} source tokens in {windows} windows; {num_windows} windows written, {num_events} events, {num_words} words")
+    problems += [f"{windows} windows arrived, {num_windows} were written"] if windows != num_windows else []
+    print("lost or doubled: " + (f"{len(problems)}, first: {problems[0]}" if problems else "nothing"))
+
+
+def report(
+    options: argparse.Namespace,
+    digest: str,
+    adapter: str,
+    readings: list[tuple[float, float]],
+    lags_ms: list[tuple[float, float]],
+    speed: float,
+) -> None:
+    """Print the slopes of memory and compute lag, and the lag over time."""
+    print(f"LibriSpeech test looped, data sha256:{digest[:16]}, adapter sha256:{adapter[:16]}, gamma={options.gamma}, {options.hours:g} h")
+    print(f"{speed:.1f}x real time on one thread")
+    for name, points, unit in (("memory", readings, "MB"), ("compute lag", lags_ms, "ms"), ("compute lag, CPU time", works_ms, "ms")):
+        at_s, values = np.array(points).T
+        kept = at_s >= min(WARM_UP_S, at_s[-1] / 4)
+        slope = np.polyfit(at_s[kept] / 3600, values[kept], 1)[0] if kept.sum() > 2 else float("nan")
+        print(f"{name}: median {np.median(values[kept]):.1f} {unit}, slope {slope:+.2f} {unit} an hour of stream")
+        edges = np.linspace(0, at_s[-1], 9)
+        parts = [np.median(part) for low, high in itertools.pairwise(edges) if (part := values[(at_s > low) & (at_s <= high)]).size]
+        print(f"  by eighths: {' '.join(f'{part:.1f}' for part in parts)}")
+
+
+if __name__ == "__main__":
+    main()
