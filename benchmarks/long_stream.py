@@ -30,6 +30,8 @@ from zendaya.stream import Pace
 
 WARM_UP_S = 900.0
 CHUNK = SAMPLE_RATE // 2
+Points = list[tuple[float, float]]
+"""Seconds of stream, and what was measured then."""
 
 
 def rss_mb() -> float:
@@ -68,7 +70,7 @@ def main() -> None:
     session = adapted.model.open(PowerLaw(options.gamma), patience_s=options.patience, pace=Pace(per_s, encoder.block))
     state = encoder.start()
     digest, chunks = speech(options.folder)
-    readings, lags_ms, works_ms = list[tuple[float, float]](), list[tuple[float, float]](), list[tuple[float, float]]()
+    readings, lags_ms, works_ms = (Points() for _ in range(3))
     begun = time.perf_counter()
     num_tokens = num_events = num_words = num_windows = 0
     expected, problems, heard_s, next_reading_s = (0, 1), list[str](), 0.0, 0.0
@@ -124,13 +126,8 @@ def main() -> None:
 
 
 def report(
-    options: argparse.Namespace,
-    digest: str,
-    adapter: str,
-    readings: list[tuple[float, float]],
-    lags_ms: list[tuple[float, float]],
-    speed: float,
-) -> None:
+    options: argparse.Namespace, digest: str, adapter: str, readings: Points, lags_ms: Points, works_ms: Points, speed: float
+) -> None:  # fmt: skip
     """Print the slopes of memory and compute lag, and the lag over time."""
     print(f"LibriSpeech test looped, data sha256:{digest[:16]}, adapter sha256:{adapter[:16]}, gamma={options.gamma}, {options.hours:g} h")
     print(f"{speed:.1f}x real time on one thread")
