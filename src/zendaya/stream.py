@@ -393,12 +393,12 @@ class Session:
 
 def replay(
     session: Session, tokens: SourceTokens, arrival_s: Times, *, turns: Iterable[tuple[float, Schedule]] = (),
-    cuts: Iterable[int] = (), end_s: float | None = None,
+    cuts: Iterable[int] = (), end_s: float | None = None, until_s: float = math.inf,
 ) -> Iterator[Event]:  # fmt: skip
     """Drive a session by recorded or generated arrivals, faster than real time: the events a live run with these arrivals gives.
 
     `turns` are the moments at which the dial was turned and to what, `cuts` the counts of tokens after which a window was cut, `end_s`
-    when the source was known to have ended (default: with the last arrival).
+    when the source was known to have ended (default: with the last arrival). With `until_s`, what had been written by then.
 
     >>> from zendaya import Model, PowerLaw
     >>> model = Model.from_preset("tiny")
@@ -406,10 +406,10 @@ def replay(
     >>> [(event.schedule, event.arrival_s) for event in events if event.schedule]
     [('gamma=0.3', 4.0)]
     """
-    count = len(tokens)
-    times_T = np.broadcast_to(np.asarray(arrival_s, np.float64), (count,))
+    times_T = np.broadcast_to(np.asarray(arrival_s, np.float64), (len(tokens),))
+    count = int(np.searchsorted(times_T, until_s, side="right"))
     changes: list[tuple[int, int, float, Schedule | None]] = [
-        (int(np.searchsorted(times_T, at_s, side="right")), 1, at_s, schedule) for at_s, schedule in turns
+        (int(np.searchsorted(times_T, at_s, side="right")), 1, at_s, schedule) for at_s, schedule in turns if at_s <= until_s
     ]
     changes += [(at, 0, float(times_T[at - 1]), None) for at in cuts if 0 < at <= count]
     first = 0
@@ -421,5 +421,6 @@ def replay(
         else:
             yield from session.advance(at_s)
             session.set_schedule(schedule)
-    yield from session.push(tokens[first:], times_T[first:])
-    yield from session.finish(end_s)
+    yield from session.push(tokens[first:count], times_T[first:count])
+    # A deadline has passed once the clock is past it.
+    yield from session.finish(end_s) if until_s == math.inf else session.advance(math.nextafter(until_s, math.inf))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from zendaya import Model, PowerLaw, WaitK
+from zendaya import Model, PowerLaw, Session, WaitK
 from zendaya.audit.raw import CHANGES, audit_encoder, audit_to_text
 from zendaya.encoders import Frame, Tokens, Traits
 from zendaya.encoders.features import PCA, Precomputed
@@ -192,6 +192,27 @@ def test_from_frames_to_text():
     frames = [Frame(generator.integers(0, 256, (6, 8, 3), np.uint8), i / 3, i / 3 + 0.04) for i in range(40)]
     model = small_model(1)
     assert audit_to_text(Brightness(), frames, lambda: model.open(PowerLaw(1)), num_cuts=4).clean
+
+
+def test_to_text_with_patience_and_a_dial_that_turns(voice):
+    """The link is perfect here; it is the patience, shorter than the source's own pace, that runs out at moments of its own."""
+    model = small_model(1)
+    turns = [(0.2, PowerLaw(0.3)), (0.31, PowerLaw(1.5)), (0.4, WaitK(4, 0.5))]
+
+    def open_session(kind=Session):
+        return kind(model, PowerLaw(0), window=20, patience_s=0.02)
+
+    found = audit_to_text(Means(), voice[:9000], open_session, num_cuts=5, turns=turns)
+    assert found.clean, str(found)
+    assert found.num_compared > 100
+
+    class Peeks(Session):
+        """Does not let its patience run out where it knows that more is to come."""
+
+        def _give_up_s(self, needed):
+            return super()._give_up_s(needed) + (0.05 if len(self._queue) > 1 else 0.0)
+
+    assert audit_to_text(Means(), voice[:9000], lambda: open_session(Peeks), num_cuts=5, turns=turns).leaks
 
 
 def test_an_encoder_that_leaks_shows_in_the_text(tiny_en, voice):

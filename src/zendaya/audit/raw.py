@@ -18,7 +18,8 @@ import torch
 from zendaya.encoders import Encoder, Frame, Tokens
 from zendaya.errors import ConfigError, SourceError
 from zendaya.records import Event
-from zendaya.stream import Session
+from zendaya.schedule import Schedule
+from zendaya.stream import Session, replay
 
 CHANGES = ("other", "noise", "silence", "nothing", "more", "broken")
 """What the input after t becomes: itself altered, random, zero, absent, longer, unreadable (NaN, a frame of no pixels)."""
@@ -96,35 +97,31 @@ def audit_encoder(
 
 def audit_to_text(
     encoder: Encoder[Any, Any], raw: Raw, open_session: Callable[[], Session], *, cuts_s: Sequence[float] | None = None, num_cuts: int = 6,
-    seed: int = 0, arrivals: Literal["stated", "own"] = "stated",
+    seed: int = 0, arrivals: Literal["stated", "own"] = "stated", turns: Sequence[tuple[float, Schedule]] = (),
 ) -> RawAudit:  # fmt: skip
     """Audit all the way: raw input, encoder, live session, the events it had written by each moment.
 
-    `open_session` opens the session to audit, as in `lambda: model.open(PowerLaw(0.5))`. Each token is pushed when it arrives; the
-    session has no clock of its own, so that what is compared is what the arrivals decide.
+    `open_session` opens the session to audit, as in `lambda: model.open(PowerLaw(0.5))`; it has no clock of its own, so that what is
+    compared is what the arrivals decide. Tokens are pushed as they arrive, and the dial is turned at the moments of `turns`.
     """
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
-    reference = _written(open_session(), trials.reference, np.inf)
+
+    def written(tokens: Tokens, until_s: float) -> list[Event]:
+        played = replay(open_session(), tokens.values_TE, tokens.arrival_s, turns=turns, end_s=float(trials.ends_s[-1]), until_s=until_s)
+        return list(played)
+
+    reference = written(trials.reference, np.inf)
     leaks, compared = [], 0
     for cut_s, change, got in trials:
-        expected = [timed for timed in reference if timed[0] <= cut_s]
-        written = _written(open_session(), got, cut_s)
+        expected = [event for event in reference if event.arrival_s <= cut_s]
+        found = written(got, cut_s)
         compared += len(expected)
-        if written != expected and not (change == "broken" and arrivals == "own" and written == expected[: len(written)]):
-            same = [ours == theirs for ours, theirs in zip(expected, written, strict=False)]
+        if found != expected and not (change == "broken" and arrivals == "own" and found == expected[: len(found)]):
+            same = [ours == theirs for ours, theirs in zip(expected, found, strict=False)]
             first = same.index(False) if False in same else len(same)
-            moment_s = (expected if first < len(expected) else written)[first][0]
+            moment_s = (expected if first < len(expected) else found)[first].arrival_s
             leaks.append(RawLeak(cut_s, change, first, moment_s, np.inf))
     return RawAudit(f"{encoder.traits.name} to text", len(trials.cuts_s), compared, tuple(leaks))
-
-
-def _written(session: Session, tokens: Tokens, until_s: float) -> list[tuple[float, Event]]:
-    """The events that tokens arriving by `until_s` allow, or its passing, each with the moment of its writing."""
-    count = int(np.searchsorted(tokens.arrival_s, until_s, side="right"))
-    events = [*session.push(tokens.values_TE[:count], tokens.arrival_s[:count])]
-    if np.isfinite(until_s):
-        events += session.advance(float(np.nextafter(until_s, np.inf)))
-    return [(event.arrival_s, event) for event in events]
 
 
 class _Trials:
