@@ -9,6 +9,7 @@ Shape suffixes: B batch, N text rows, H history rows, F source tokens, G source 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -133,6 +134,19 @@ class Cache:
         self.text = []
 
 
+@dataclass
+class Gaze:
+    """Heads of the cross-attention to look at, as (layer, head) from 0, and after a step where its last row looked with each, layer
+    by layer."""
+
+    heads: tuple[tuple[int, int], ...]
+    weights_F: list[Tensor] = field(default_factory=list)
+
+    def mean(self) -> Tensor:
+        """How much the row gave to each source token (F), averaged over the heads."""
+        return torch.stack(self.weights_F).mean(0)
+
+
 class Dense(nn.Linear):
     """A linear layer whose training on CPU runs on oneDNN."""
 
@@ -164,6 +178,11 @@ class Attention(nn.Module):
         q_BATK = self._split(self.query(x_BTD))
         y_BATK = functional.scaled_dot_product_attention(q_BATK, k_BATK, v_BATK, attn_mask=mask, is_causal=causal)
         return self._join(y_BATK)
+
+    def weights(self, x_BTD: Tensor, k_BATK: Tensor) -> Tensor:
+        """How much each query gives to each key, (B, A, T, T): what `forward` sums by, which never makes it."""
+        q_BATK = self._split(self.query(x_BTD))
+        return (q_BATK @ k_BATK.transpose(-1, -2) / math.sqrt(q_BATK.shape[-1])).softmax(-1)
 
     def _split(self, x_BTI: Tensor) -> Tensor:
         return x_BTI.view(*x_BTI.shape[:-1], self.heads, x_BTI.shape[-1] // self.heads).transpose(1, 2)
@@ -464,22 +483,28 @@ class Decoder(nn.Module):
         row = torch.arange(start + BLOCK, device=x_BTD.device)
         return attention.forward(x_BTD, k_BATK, v_BATK, mask=row <= row[start:, None])
 
-    def prefill(self, cache: Cache, ids_BN: Tensor, horizon: int) -> Tensor:
-        """Write rows that are given, not decided (a history, a prompt), all reading `[:horizon]`; the logits of the last."""
-        return self._write_rows(cache, ids_BN, [horizon] * cache.batch)
+    def prefill(self, cache: Cache, ids_BN: Tensor, horizon: int, *, gaze: Gaze | None = None) -> Tensor:
+        """Write rows that are given, not decided (a history, a prompt), all reading `[:horizon]`; the logits of the last.
 
-    def step(self, cache: Cache, ids_B: Tensor, horizons: int | Sequence[int]) -> Tensor:
+        A `gaze` takes the cross-attention of the last row of the one stream; the logits are the same to the bit with and without it.
+        """
+        return self._write_rows(cache, ids_BN, [horizon] * cache.batch, gaze)
+
+    def step(self, cache: Cache, ids_B: Tensor, horizons: int | Sequence[int], *, gaze: Gaze | None = None) -> Tensor:
         """One decode step: the row that holds the last token, reading `[:Ω]` of each stream's source; logits (B, V)."""
         per_stream = [int(h) for h in horizons] if isinstance(horizons, Sequence) else [int(horizons)] * cache.batch
-        return self._write_rows(cache, ids_B[:, None], per_stream)
+        return self._write_rows(cache, ids_B[:, None], per_stream, gaze)
 
-    def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int]) -> Tensor:
+    def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int], gaze: Gaze | None = None) -> Tensor:
         if max(horizons) > cache.num_source or min(horizons) < 0:
             raise SourceError(f"a step may read at most the {cache.num_source} source tokens that have arrived: got horizons {horizons}")
         num_rows = ids_BN.shape[1]
         row = torch.arange(cache.num_rows, cache.num_rows + num_rows, device=ids_BN.device)
         mask = None if num_rows == 1 else torch.arange(int(row[-1]) + 1, device=row.device) <= row[:, None]
         x_BND = self._embed_text(ids_BN, row)
+        if gaze is not None:
+            assert cache.batch == 1, "a gaze follows one stream"
+            gaze.weights_F = []
         for index, layer in enumerate(self.layers):
 
             def attend_self(attention: Attention, x_BND: Tensor, index: int = index) -> Tensor:
@@ -488,6 +513,9 @@ class Decoder(nn.Module):
                 return attention.forward(x_BND, k_BATK, v_BATK, mask=mask)
 
             def attend_cross(attention: Attention, x_BND: Tensor, index: int = index) -> Tensor:
+                if gaze is not None and any(layer == index for layer, _ in gaze.heads):
+                    weights_1A1F = attention.weights(x_BND[:, -1:], cache.cross[index][0][:, :, : horizons[0]])
+                    gaze.weights_F += [weights_1A1F[0, head, 0] for layer, head in gaze.heads if layer == index]
                 return torch.cat([self._cross_sliced(attention, x_BND, cache.cross, index, b, h) for b, h in enumerate(horizons)])
 
             x_BND = layer(x_BND, attend_self, attend_cross)

@@ -169,6 +169,8 @@ class Model(
         self.decoder = Decoder(config.decoder)
         self.length = self._head(config.max_steps)
         self.dial = self._head(2 * len(config.gammas)) if config.gammas else None
+        self.alignment_heads: tuple[tuple[int, int], ...] = ()
+        """Cross-attention heads, as (layer, head), that are known to follow the source: Whisper publishes its own."""
 
     def _head(self, outputs: int) -> FixLength | InfLength | None:
         config = self.config

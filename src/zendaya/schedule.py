@@ -370,6 +370,19 @@ class Learned(Schedule):
         return "learned" if self.price is None else f"learned={self.price}"
 
 
+POLICIES = ("local-agreement", "alignatt", "edatt")
+"""Names of the policies, which decide while reading and so have no horizons beforehand: `zendaya.policies`."""
+
+
+def is_policy(text: str) -> bool:
+    """Whether a printed form names a policy, not a schedule.
+
+    >>> is_policy("alignatt=4,chunk=2"), is_policy("gamma=0.3")
+    (True, False)
+    """
+    return text.partition("=")[0] in POLICIES
+
+
 def _parse_number(text: str) -> float | Fraction:
     return Fraction(text) if "/" in text else float(text)
 

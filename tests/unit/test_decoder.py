@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zendaya import Custom, Full, Model, PowerLaw, WaitK, ZendayaError
-from zendaya.decoder import Decoder, DecoderConfig, _dropout_noise
+from zendaya.decoder import Decoder, DecoderConfig, Gaze, _dropout_noise
 from zendaya.model import preset, presets
 
 SCHEDULES = [PowerLaw(0), PowerLaw(0.3), PowerLaw(1), PowerLaw(1.7, "floor"), WaitK(3, 1.5), Full(), Custom([0, 0, 2, 7])]
@@ -346,3 +346,27 @@ def test_dropout_keeps_as_much_as_it_says(dropout):
     if dropout < 0.9:  # neighbours, which share a draw, are independent
         pairs = torch.corrcoef((noise.flatten()[:999_996].view(-1, 4) > 0).float().T)
         assert float((pairs - torch.eye(4)).abs().max()) < 0.01
+
+
+def test_a_gaze_sees_what_the_attention_sums_by_and_changes_no_bit():
+    model = small_model(norm="pre")
+    decoder, source_FE = model.decoder, torch.randn(20, 16, generator=torch.Generator().manual_seed(3))
+    plain, watched = decoder.start(), decoder.start()
+    for cache in (plain, watched):
+        decoder.read(cache, source_FE[None])
+    gaze = Gaze(((1, 0), (0, 1), (1, 1)))
+    summed = []
+    decoder.layers[1].cross_attention.out.register_forward_pre_hook(lambda _, args: summed.append(args[0]))
+    for ids, horizon in ((torch.tensor([[1, 7, 8]]), 13), (torch.tensor([[9]]), 17)):
+        with torch.inference_mode():
+            expected = decoder.prefill(plain, ids, horizon)
+            got = decoder.prefill(watched, ids, horizon, gaze=gaze)
+        assert torch.equal(got, expected)
+        weights_HF = torch.stack(gaze.weights_F)
+        assert weights_HF.shape == (3, horizon)
+        assert torch.allclose(weights_HF.sum(-1), torch.ones(3))
+        assert torch.allclose(gaze.mean(), weights_HF.mean(0))
+        # The output of a head is its values summed by its weights: heads 0 and 1 of layer 1 side by side.
+        values_AFK = watched.cross[1][1][0, :, :horizon]
+        ours = torch.cat([weights_HF[1] @ values_AFK[0], weights_HF[2] @ values_AFK[1]])
+        assert torch.allclose(ours, summed[-1][0, -1], atol=1e-5)

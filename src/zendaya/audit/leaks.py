@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zendaya.audit import AuditReport, audit
-from zendaya.decoder import Attention, Cache, Decoder, History
+from zendaya.decoder import Attention, Cache, Decoder, Gaze, History
 from zendaya.model import Batch, Model
 from zendaya.schedule import IntArray, Ints, Learned, PowerLaw, Schedule
 
@@ -46,8 +46,8 @@ class _BidirectionalSource(Decoder):
 class _UnslicedCache(Decoder):
     """Incremental decoding reads whatever has been cached, not what the horizon licenses."""
 
-    def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int]) -> Tensor:
-        return super()._write_rows(cache, ids_BN, [cache.num_source] * len(horizons))
+    def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int], gaze: Gaze | None = None) -> Tensor:
+        return super()._write_rows(cache, ids_BN, [cache.num_source] * len(horizons), gaze)
 
 
 class _WholeWindowLength(Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +41,8 @@ class WhisperWeights:
     tokenizer_json: str
     suppress: tuple[int, ...]
     suppress_first: tuple[int, ...]
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """Cross-attention heads, as (layer, head), that are published as following the speech; none where none are."""
 
 
 @contextlib.contextmanager
@@ -86,6 +88,7 @@ def _tiny_en() -> WhisperWeights:
         tokenizer_json=read_pinned(folder / "tokenizer.json", TINY_EN_SHA256["tokenizer.json"]).decode(),
         suppress=tuple(settings["suppress_ids"]),
         suppress_first=tuple(settings["suppress_ids_begin"]),
+        alignment_heads=_heads(settings["alignment_heads"]),
     )  # fmt: skip
 
 
@@ -106,7 +109,12 @@ def _from_transformers(name: str, **hub: Any) -> WhisperWeights:
         tokenizer_json=tokenizer.backend_tokenizer.to_str(),
         suppress=tuple(generation.suppress_tokens or ()),
         suppress_first=tuple(generation.begin_suppress_tokens or ()),
+        alignment_heads=_heads(getattr(generation, "alignment_heads", None) or ()),
     )
+
+
+def _heads(published: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(layer), int(head)) for layer, head in published)
 
 
 def load_encoder(weights: WhisperWeights) -> WhisperEncoder:
