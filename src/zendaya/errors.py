@@ -32,5 +32,6 @@ class StoreError(ZendayaError, ValueError):
 class MissingExtraError(ZendayaError, ImportError):
     """An optional dependency is not installed."""
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install 'zendaya[{extra}]'")
+    def __init__(self, package: str, extra: str | None, purpose: str) -> None:
+        get = f"'zendaya[{extra}]'" if extra is not None else f"{package}, which no extra brings"
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install {get}")

@@ -29,6 +29,7 @@ ROOMS = [
     "engine",
     "policies",
     "stream",
+    "simuleval",
     "training",
     "evaluate",
     "audit",
