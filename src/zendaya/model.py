@@ -33,6 +33,7 @@ from zendaya.schedule import Schedule
 from zendaya.text import Framing, Tokenizer
 
 if TYPE_CHECKING:
+    from zendaya.policies import Policy
     from zendaya.stream import Pace, Session
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "README.md"
@@ -297,7 +298,7 @@ class Model(
     # Live.
 
     def open(
-        self, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None,
+        self, schedule: Schedule | Policy, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None,
         patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
     ) -> Session:  # fmt: skip
         """A live decode: push source tokens as they arrive, take events as they are decided.

@@ -18,8 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from zendaya.decoder import Cache
+from zendaya.decoder import Cache, Gaze
 from zendaya.errors import ConfigError, SourceError
+from zendaya.policies import Cost, Policy
+from zendaya.policies.view import WindowView, check_policy
 from zendaya.records import Event
 from zendaya.schedule import Learned, PowerLaw, Schedule
 
@@ -62,11 +64,13 @@ class Session:
     at the end of the stream, or of a window that was cut, nothing is waited for. Patience counts from when the step was reached or,
     where a `pace` is given, from when its last token is due, counted from the arrival of the window's first: tokens that are on
     time cost no patience. What is written depends on the arrivals alone, not on how they were cut into pushes.
+
+    In place of a schedule a policy may decide what is written when; `cost` tells what either has made the decoder do.
     """
 
     def __init__(
-        self, model: Model, schedule: Schedule, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None,
-        patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
+        self, model: Model, schedule: Schedule | Policy, *, window: int | None = None, steps: int | None = None,
+        max_steps: int | None = None, patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
         config = model.config
         self.model = model
@@ -80,7 +84,10 @@ class Session:
             raise ConfigError(f"patience_s must be at least 0 (0 never waits, inf always does): got {patience_s}")
         self._fixed_steps, self._max_steps = steps, max_steps or config.max_steps
         self.schedule = self._checked(schedule)
+        if isinstance(schedule, Policy) and patience_s < math.inf:
+            raise ConfigError(f"patience is for what a schedule waits for: {schedule} decides itself; got patience_s={patience_s}")
         self.patience_s, self.pace, self.clock = patience_s, pace, clock
+        self.cost = Cost()
         self._queue = deque[_Item]()
         self._marks = deque[Event]()
         self._seen_s = self._pushed_s = self._now_s = -math.inf
@@ -133,6 +140,8 @@ class Session:
         Within the window N̂ stays, and a horizon is at least that of the step before, so that horizons still never decrease
         (Corollary 1, along the path taken). A learned γ begins with the next window.
         """
+        if isinstance(self.schedule, Policy):
+            raise ConfigError(f"{self.schedule} is no dial to turn: open a new session for {schedule}")
         self.schedule = self._checked(schedule)
         now_s = self._moment(None)
         if self._horizons and not isinstance(schedule, Learned):
@@ -154,7 +163,10 @@ class Session:
         """When `advance` would write something, if nothing arrives before; None while nothing waits on the clock."""
         return self._deadline_s
 
-    def _checked(self, schedule: Schedule) -> Schedule:
+    def _checked(self, schedule: Schedule | Policy) -> Schedule | Policy:
+        if isinstance(schedule, Policy):
+            check_policy(schedule, self.model)
+            return schedule
         if self._fixed_steps is None and self.model.length is None and schedule.needs_length:
             raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
         if isinstance(schedule, Learned) and self.model.dial is None:
@@ -205,6 +217,12 @@ class Session:
         self._gamma = None
         self._place = len(config.gammas) - 1
         self._add_text = self.model.tokenizer.stream() if self.model.tokenizer is not None else lambda token: f"⟨{token}⟩"
+        if isinstance(self.schedule, Policy):
+            self._steps, self._asked = self._max_steps, min(self.schedule.chunk, self.window)
+            self._state = self.schedule.start()
+            self._view = WindowView(
+                self.model, self._cache, self._written, self._run, self._choose, max_steps=self._max_steps, cost=self.cost
+            )
 
     def _window_tokens(self) -> Tensor:
         """Tokens of the current window that have arrived: A_k of them."""
@@ -215,7 +233,8 @@ class Session:
             while self._marks:
                 yield self._marks.popleft()
             with torch.inference_mode():
-                event = None if self._closed and not self._next_window() else self._write_step()
+                write = self._write_decided if isinstance(self.schedule, Policy) else self._write_step
+                event = None if self._closed and not self._next_window() else write()
             if event is None:
                 return
             yield event
@@ -284,8 +303,26 @@ class Session:
             self._resume = self._floor = effective + 1
             if horizon <= self._arrived:
                 self._pauses += 1 + sum(h == horizon for h in self._horizons[place:])
-        self._closed = token == self.model.config.framing.end or step == self._max_steps
+        return self._write(token, horizon, effective)
+
+    def _write_decided(self) -> Event | None:
+        """The next token that the policy lets be written, or None while it must wait: it is asked a chunk at a time, however much has
+        come."""
+        assert isinstance(self.schedule, Policy)
+        while True:
+            if not self._wait(self._asked, patient=False) or self._arrived == 0:
+                return None
+            self._view.arrived, self._view.complete = self._arrived, self._complete
+            token = self.schedule.decide(self._view, self._state)
+            if token is not None:
+                return self._write(token, self._arrived, self._arrived)
+            assert not self._complete, f"{self.schedule} waits for more of a window that is complete"
+            self._asked = min(self._arrived + self.schedule.chunk, self.window)
+
+    def _write(self, token: int, horizon: int, effective: int) -> Event:
         self._written.append(token)
+        step = len(self._written)
+        self._closed = token == self.model.config.framing.end or step == self._max_steps
         self._floor, self._reached_s = horizon, self._now_s
         return Event(
             window=self._window_index, step=step, token=token, text=self._add_text(token), horizon=horizon,
@@ -342,18 +379,24 @@ class Session:
 
     def _logits(self, horizon: int) -> Tensor:
         """Logits of the next step, which reads the window's first `horizon` tokens."""
+        return self._run(self._written[-1:] or self.model.config.framing.prompt, horizon)
+
+    def _run(self, ids: Sequence[int], horizon: int, gaze: Gaze | None = None) -> Tensor:
+        """Rows of text through the decoder, reading the window's first `horizon` tokens: the logits of the last."""
         decoder = self.model.decoder
         if horizon > self._cache.num_source:
             decoder.read(self._cache, self._window_TE[None, self._cache.num_source : horizon])
-        if not self._written:
-            logits_1V = decoder.prefill(self._cache, self._ids([self.model.config.framing.prompt]), horizon)
-        else:
-            logits_1V = decoder.step(self._cache, self._ids(self._written[-1:]), horizon)
+        logits_1V = decoder.prefill(self._cache, self._ids([ids]), horizon, gaze=gaze)
+        self._count(len(ids))
         if not bool(torch.isfinite(logits_1V).all()):
             raise SourceError(
                 f"window {self._window_index}: a source token among the first {horizon} is not finite or no known id; check the encoder"
             )
         return logits_1V[0]
+
+    def _count(self, rows: int) -> None:
+        self.cost.rows += rows
+        self.cost.passes += 1
 
     def _ids(self, ids: Sequence[Any]) -> Tensor:
         return torch.tensor(ids, device=self._window_TE.device)
@@ -382,6 +425,7 @@ class Session:
             decoder.read(self._cache, window_TE[None, self._cache.num_source :])
             self._cache.forget_text()
             decoder.prefill(self._cache, self._ids([[framing.previous, *text]]), window_TE.shape[0])
+            self._count(1 + len(text))
             self._cache.forget_source()
         else:
             self._cache = decoder.start()

@@ -12,6 +12,7 @@ from torch import Tensor
 from zendaya.decoder import Cache, Gaze
 from zendaya.errors import ConfigError
 from zendaya.model import Model
+from zendaya.policies.agreement import num_shared
 from zendaya.policies.attention import Looking
 from zendaya.policies.policy import Cost, Floats, Heads, Policy
 
@@ -22,15 +23,19 @@ Run = Callable[[Sequence[int], int, Gaze | None], Tensor]
 class WindowView:
     """One window's `View`; it counts its decodes that came to nothing."""
 
-    def __init__(self, model: Model, cache: Cache, run: Run, choose: Callable[[Tensor, int], int], *, max_steps: int, cost: Cost) -> None:
-        self._model, self._cache, self._run, self._choose, self._max_steps, self._cost = model, cache, run, choose, max_steps, cost
-        self._first_row = cache.num_rows  # the history's rows stay
+    def __init__(
+        self, model: Model, cache: Cache, written: Sequence[int], run: Run, choose: Callable[[Tensor, int], int], *,
+        max_steps: int, cost: Cost,
+    ) -> None:  # fmt: skip
+        self.arrived, self.complete = 0, False
+        self._model, self._cache, self._written, self._run, self._choose = model, cache, written, run, choose
+        self._max_steps, self._cost = max_steps, cost
+        self._first_row = cache.num_rows  # those of the history stay
         self._read = self._fed = 0
         self._logits_V: Tensor | None = None
         self._gaze: Gaze | None = None
-        self._unsaid = list[int]()
-        self.written = list[int]()
-        self.arrived, self.complete = 0, False
+        self._decoded = list[int]()
+        self._decoded_from = 0
 
     @property
     def end(self) -> int:
@@ -39,7 +44,7 @@ class WindowView:
     def attend(self, layer: int | None, heads: Heads) -> tuple[int, Floats]:
         if self._gaze is None:
             self._gaze = Gaze(chosen_heads(self._model, layer, heads))
-        token = self._choose(self._ahead(), len(self.written) + 1)
+        token = self._choose(self._ahead(), len(self._written) + 1)
         self._compare([token])
         return token, self._gaze.mean().numpy(force=True)
 
@@ -47,7 +52,7 @@ class WindowView:
         logits_V, tokens = self._ahead(), list[int]()
         rows = self._cache.num_rows
         while True:
-            steps = len(self.written) + len(tokens) + 1
+            steps = len(self._written) + len(tokens) + 1
             tokens.append(self._choose(logits_V, steps))
             if tokens[-1] == self.end or steps == self._max_steps:
                 break
@@ -56,29 +61,23 @@ class WindowView:
         self._compare(tokens)
         return tokens
 
-    def write(self, token: int) -> None:
-        """Take a token into the text."""
-        self.written.append(token)
-        self._unsaid = self._unsaid[1:]
-
     def _ahead(self) -> Tensor:
         """Logits of the next step: rows are made again where they read less source than has arrived, else the new ones are added."""
         if self._read < self.arrived:
             self._cache.num_rows, self._read, self._fed = self._first_row, self.arrived, 0
-            ids = [*self._model.config.framing.prompt, *self.written]
+            ids = [*self._model.config.framing.prompt, *self._written]
         else:
-            ids = self.written[self._fed :]
+            ids = self._written[self._fed :]
         if ids:
-            self._logits_V, self._fed = self._run(ids, self.arrived, self._gaze), len(self.written)
+            self._logits_V, self._fed = self._run(ids, self.arrived, self._gaze), len(self._written)
         assert self._logits_V is not None
         return self._logits_V
 
     def _compare(self, tokens: Sequence[int]) -> None:
-        """Count what the decode before this one had, unsaid, that this one has not."""
-        said = [token for token in tokens if token != self.end]
-        alike = next((i for i, (a, b) in enumerate(zip(self._unsaid, said, strict=False)) if a != b), min(len(self._unsaid), len(said)))
-        self._cost.revised += len(self._unsaid) - alike
-        self._unsaid = said
+        """Count what the decode before this one had, not yet written, that this one has not."""
+        before, said = self._decoded[len(self._written) - self._decoded_from :], [token for token in tokens if token != self.end]
+        self._cost.revised += len(before) - num_shared(before, said, self.end)
+        self._decoded, self._decoded_from = said, len(self._written)
 
 
 def chosen_heads(model: Model, layer: int | None, heads: Heads) -> Heads:
