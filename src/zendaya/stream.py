@@ -140,8 +140,8 @@ class Session:
         Within the window N̂ stays, and a horizon is at least that of the step before, so that horizons still never decrease
         (Corollary 1, along the path taken). A learned γ begins with the next window.
         """
-        if isinstance(self.schedule, Policy):
-            raise ConfigError(f"{self.schedule} is no dial to turn: open a new session for {schedule}")
+        if isinstance(self.schedule, Policy) or isinstance(schedule, Policy):
+            raise ConfigError(f"a dial turns from schedule to schedule, not from {self.schedule} to {schedule}: open a new session")
         self.schedule = self._checked(schedule)
         now_s = self._moment(None)
         if self._horizons and not isinstance(schedule, Learned):
@@ -361,6 +361,7 @@ class Session:
         γ is tried from the largest down, each from the buffer that its own step 1 may read: whichever is taken, nothing beyond that
         was read to choose it. The smallest is what is left.
         """
+        assert isinstance(self.schedule, Schedule)
         if not isinstance(self.schedule, Learned):
             return self.schedule
         gammas = self.model.config.gammas

@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "adapter": {"atomic", "encoders", "model"},
 }
 # Model.open is a convenience on the model that builds the runtime above it, when it is called.
-UPWARD = {("model", "stream")}
+UPWARD = {("model", "stream"), ("model", "policies")}
 
 
 def imports(path):

@@ -67,7 +67,7 @@ class WindowView:
             self._cache.num_rows, self._read, self._fed = self._first_row, self.arrived, 0
             ids = [*self._model.config.framing.prompt, *self._written]
         else:
-            ids = self._written[self._fed :]
+            ids = list(self._written[self._fed :])
         if ids:
             self._logits_V, self._fed = self._run(ids, self.arrived, self._gaze), len(self._written)
         assert self._logits_V is not None
