@@ -31,6 +31,7 @@ from zendaya.metrics.quality import Normalise, check_metrics
 from zendaya.metrics.results import scores_record, traces_digest, write_scores, write_traces
 from zendaya.metrics.scores import Scores, score
 from zendaya.model import WEIGHTS, Model
+from zendaya.policies import Policy
 from zendaya.records import Clip, Scale, Trace
 from zendaya.schedule import PowerLaw, Schedule
 
@@ -45,7 +46,7 @@ Source = Tokens | Tensor
 class _Replay:
     """How clips are decoded; it goes to the workers."""
 
-    schedule: Schedule
+    schedule: Schedule | Policy
     scale: Scale
     window: int | None
     steps: int | None
@@ -81,6 +82,7 @@ class _Replay:
             predicted_steps=tuple(predicted.values()), tokens=tuple(event.token for event in events),
             windows=tuple(event.window for event in events), horizons=tuple(event.horizon for event in events),
             effective_horizons=tuple(event.effective_horizon for event in events), arrived=tuple(arrived), arrivals_s=arrivals_s,
+            decoder_rows=session.cost.rows, revised=session.cost.revised,
         )  # fmt: skip
 
     def _width(self, model: Model, num_source: int) -> int | None:
@@ -92,7 +94,7 @@ class _Replay:
 
 
 def evaluate(
-    model: Model, clips: Iterable[tuple[Clip, Source]], schedule: Schedule, *, scale: Scale = "segment", window: int | None = None,
+    model: Model, clips: Iterable[tuple[Clip, Source]], schedule: Schedule | Policy, *, scale: Scale = "segment", window: int | None = None,
     steps: int | None = None, max_steps: int | None = None, workers: int = 1, report: Callable[[int], None] | None = None,
 ) -> list[Trace]:  # fmt: skip
     """Decode clips one by one as their source arrives; what was written and read, a trace a clip, in their order.
@@ -202,9 +204,9 @@ class Progress:
 
 def evaluate_corpus(
     checkpoint: str | Path, corpus: str, path: str | Path, *, store: str | Path, split: str = "test",
-    schedules: Sequence[Schedule] = (PowerLaw(0.0),), scale: Scale = "segment", window: int | None = None, steps: int | None = None,
-    max_steps: int | None = None, metrics: Sequence[str] | None = None, normalise: Normalise = "english", limit: int | None = None,
-    workers: int = 1, out: str | Path | None = None, report: Callable[[Progress], None] | None = None,
+    schedules: Sequence[Schedule | Policy] = (PowerLaw(0.0),), scale: Scale = "segment", window: int | None = None,
+    steps: int | None = None, max_steps: int | None = None, metrics: Sequence[str] | None = None, normalise: Normalise = "english",
+    limit: int | None = None, workers: int = 1, out: str | Path | None = None, report: Callable[[Progress], None] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Decode a split of a corpus from its stored features and score it; `out` gets traces.jsonl and scores.json after each schedule.
 

@@ -102,6 +102,7 @@ class Trace:
     clip: str
     split: str
     schedule: str
+    """The schedule or policy."""
     scale: Scale
     window: int
     """Source tokens of a window, the length the schedule was scaled to; F itself in scale `segment`, where the decoder holds it."""
@@ -125,6 +126,10 @@ class Trace:
     """Source tokens of the clip that had arrived when each step was written: those it reads, or more where the length head waited."""
     arrivals_s: tuple[float, ...] | None = None
     """When each source token arrived; None where the source has no clock."""
+    decoder_rows: int | None = None
+    """Text rows run through the decoder; None where it was not counted."""
+    revised: int | None = None
+    """Tokens decoded but not written that the next decode did not repeat; None where it was not counted."""
 
     @property
     def delays(self) -> tuple[int, ...]:

@@ -228,6 +228,28 @@ def test_json_scale_and_limit(place):
     assert one["quality"][0]["name"] == "BLEU"
 
 
+def test_policies_are_evaluated_beside_schedules_and_say_what_they_cost(place, tmp_path):
+    policies = ["full", "local-agreement=3", "alignatt=2,chunk=2", "edatt=0.4"]
+    flags = [word for policy in policies for word in ("--schedule", policy)]
+    result = run(*words(place, *flags, "--out", tmp_path))
+    lines = result.stdout.splitlines()
+    assert lines[2].split()[-2:] == ["rows", "revised"]
+    full, *others = json.loads((tmp_path / "scores.json").read_text())["scores"]
+    assert [one["schedule"] for one in others] == ["local-agreement=3", "alignatt=2,chunk=2", "edatt=0.4,last=2,chunk=1"]
+    assert full["revised"] == 0
+    for one, line in zip(others, lines[4:7], strict=True):
+        assert one["decoder_rows"] > full["decoder_rows"] / full["steps"] * one["steps"]
+        assert one["latency_tokens"]["average_lagging"] < full["latency_tokens"]["average_lagging"]
+        assert one["exposure_limit"] is None
+        assert line.split()[-2:] == [f"{one['decoder_rows']:.1f}", f"{one['revised']:.1f}"]
+    assert json.loads(run("score", tmp_path, "--json").stdout)["scores"] == [full, *others]
+    trace = read_traces(tmp_path)[0][0]
+    clips = [(trace.clip, torch.from_numpy(np.load(place / f"{trace.clip}.npy")))]
+    session = Model.from_pretrained(place / "model").open(Full(), window=len(clips[0][1]))
+    events = [*session.push(clips[0][1]), *session.finish()]
+    assert (trace.decoder_rows, trace.revised, len(trace.tokens)) == (session.cost.rows, 0, len(events))
+
+
 def test_a_translation_is_read_as_ids(tmp_path):
     lines = [{"id": f"{n}", "split": "test", "source": text, "text": text[::-1]} for n, text in enumerate(TEXTS)]
     (tmp_path / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -282,6 +304,7 @@ def test_damaged_traces_are_refused(tmp_path):
         (json.dumps({**good, "tokens": [1.5]}), r"tokens must be a list of int: got \[1.5\]"),
         (json.dumps({**good, "arrivals_s": "1"}), "arrivals_s must be null or a list of numbers"),
         (json.dumps({**good, "schedule": "none"}), "not a schedule"),
+        (json.dumps({**good, "decoder_rows": -1}), "decoder_rows must be null or a count"),
         (json.dumps({**good, "arrived": [1]}), "contradicts itself"),
         (json.dumps({**good, "effective_horizons": [2, 3, 5]}), "contradicts itself"),
         (json.dumps({**good, "arrivals_s": [1.0]}), "contradicts itself"),
@@ -292,3 +315,5 @@ def test_damaged_traces_are_refused(tmp_path):
             run("score", tmp_path)
     file.write_text(json.dumps(good))
     assert read_traces(file)[0] == [by_hand()]
+    file.write_text(json.dumps({key: value for key, value in good.items() if key not in ("decoder_rows", "revised")}))
+    assert read_traces(file)[0] == [by_hand()]  # from before costs were counted

@@ -16,7 +16,8 @@ from zendaya.corpora import CORPORA
 from zendaya.metrics.quality import METRICS
 from zendaya.metrics.results import SCORES, TRACES, rescore, write_scores
 from zendaya.metrics.scores import Scores
-from zendaya.schedule import parse_schedule
+from zendaya.policies import parse_policy
+from zendaya.schedule import is_policy
 
 if TYPE_CHECKING:
     from zendaya.evaluate import Progress
@@ -33,7 +34,8 @@ def evaluate(
     store: Annotated[Path, typer.Option(help="The feature store that zendaya encode made of them.")],
     split: Annotated[str, typer.Option(help="The split to decode.")] = "test",
     schedule: Annotated[
-        list[str] | None, typer.Option(help="A schedule, as 0.3, wait-k=10,stride=2, full; may be repeated; gamma=0 if not given.")
+        list[str] | None,
+        typer.Option(help="A schedule or policy, as 0.3, wait-k=10,stride=2, full, alignatt=4; may be repeated; gamma=0 if not given."),
     ] = None,
     scale: Annotated[str, typer.Option(help="segment (the paper's: each clip's own length) or window (strictly causal).")] = "segment",
     window: Annotated[int | None, typer.Option(help="With --scale window: W in source tokens; the model's if not given.")] = None,
@@ -65,7 +67,7 @@ def evaluate(
 
     try:
         found = evaluate_corpus(
-            checkpoint, corpus, path, store=store, split=split, schedules=[parse_schedule(text) for text in schedule or ["gamma=0"]],
+            checkpoint, corpus, path, store=store, split=split, schedules=[parse_policy(text) for text in schedule or ["gamma=0"]],
             scale=scale, window=window, steps=steps, max_steps=max_steps, metrics=_names(metrics),  # type: ignore[arg-type]
             normalise=normalise, limit=limit, workers=workers, out=out, report=show,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -105,7 +107,11 @@ def _print_table(scores: Sequence[Scores]) -> None:
     timed = any(one.latency_s is not None for one in scores)
     names = [quality.name for quality in scores[0].quality]
     lags = ["AL", "LAAL", "AP", "DAL", "first", *(["AL s", "LAAL s", "DAL s", "first s"] if timed else [])]
-    rows = [["schedule", *names, *lags, "Ē", "Ē plan", "1/(1+γ)"], *([one.schedule, *_cells(one, timed)] for one in scores)]
+    costs = ["rows", "revised"] if any(is_policy(one.schedule) for one in scores) else []
+    rows = [
+        ["schedule", *names, *lags, "Ē", "Ē plan", "1/(1+γ)", *costs],
+        *([one.schedule, *_cells(one, timed), *(_costs(one) if costs else [])] for one in scores),
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print(f"{scores[0].num_clips} clips, scale {scores[0].scale}; lag in source tokens{' and seconds' if timed else ''}\n")
     for row in rows:
@@ -113,6 +119,8 @@ def _print_table(scores: Sequence[Scores]) -> None:
     print()
     for quality in scores[0].quality:
         print(f"{quality.name}: {quality.signature}")
+    if costs:
+        print("rows: text rows run through the decoder a clip; revised: tokens decoded and not written that the next decode changed")
 
 
 def _cells(one: Scores, timed: bool) -> list[str]:
@@ -127,3 +135,8 @@ def _cells(one: Scores, timed: bool) -> list[str]:
         cells += ["–"] * 4
     limit = "–" if one.exposure_limit is None else f"{one.exposure_limit:.4f}"
     return [*cells, f"{one.exposure:.4f}", f"{one.exposure_planned:.4f}", limit]
+
+
+def _costs(one: Scores) -> list[str]:
+    """What the decoder was made to do, beside the steps it wrote."""
+    return ["–" if value is None else f"{value:.1f}" for value in (one.decoder_rows, one.revised)]

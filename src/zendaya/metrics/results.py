@@ -15,12 +15,13 @@ from zendaya.errors import ZendayaError
 from zendaya.metrics.quality import METRICS, Normalise, check_metrics
 from zendaya.metrics.scores import Scores, score
 from zendaya.records import Scale, Trace
-from zendaya.schedule import parse_schedule
+from zendaya.schedule import is_policy, parse_schedule
 
 TRACES, SCORES = "traces.jsonl", "scores.json"
 
 _LISTS = {"references": str, "reference_steps": int, "predicted_steps": int, "tokens": int, "windows": int, "horizons": int}
 _LISTS |= {"effective_horizons": int, "arrived": int}
+_COUNTS = ("decoder_rows", "revised")
 _SINGLE = {"clip": str, "split": str, "schedule": str, "scale": str, "window": int, "num_source_tokens": int, "text": str}
 
 
@@ -58,6 +59,8 @@ def _trace(line: str, where: str) -> Trace:
     except (ValueError, RecursionError):
         raise ZendayaError(f"{where}: not JSON: the file is damaged or no {TRACES}; evaluate again") from None
     names = {field.name for field in fields(Trace)}
+    if isinstance(record, dict):
+        record |= {name: record.get(name) for name in _COUNTS}  # traces from before there were any
     if not isinstance(record, dict) or record.keys() != names:
         raise ZendayaError(f"{where}: not a trace of this version: expected an object of the fields {', '.join(sorted(names))}")
     for name, kind in _SINGLE.items():
@@ -71,8 +74,12 @@ def _trace(line: str, where: str) -> Trace:
         if not isinstance(record["arrivals_s"], list) or any(type(value) not in (int, float) for value in record["arrivals_s"]):
             raise ZendayaError(f"{where}: arrivals_s must be null or a list of numbers: got {record['arrivals_s']!r}")
         record["arrivals_s"] = tuple(map(float, record["arrivals_s"]))
+    for name in _COUNTS:
+        if record[name] is not None and (type(record[name]) is not int or record[name] < 0):
+            raise ZendayaError(f"{where}: {name} must be null or a count: got {record[name]!r}")
     trace = Trace(**record)
-    parse_schedule(trace.schedule)
+    if not is_policy(trace.schedule):
+        parse_schedule(trace.schedule)
     if not _consistent(trace):
         raise ZendayaError(f"{where}: the trace of clip {trace.clip!r} contradicts itself: the file was changed; evaluate again")
     return trace

@@ -16,7 +16,7 @@ from zendaya.metrics.latency import (
 )
 from zendaya.metrics.quality import Normalise, Quality, quality
 from zendaya.records import Scale, Trace
-from zendaya.schedule import Full, Learned, PowerLaw, Schedule, parse_schedule
+from zendaya.schedule import Full, Learned, PowerLaw, Schedule, is_policy, parse_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Scores:
     exposure: float
     """Realised Ē: the mean over written steps of Ω^eff by the source tokens of the window."""
     exposure_planned: float
-    """Exact Ē of the schedule at each window's W and N̂ (Eq. 2)."""
+    """Exact Ē of the schedule at each window's W and N̂ (Eq. 2); of a learned one or a policy, that of the horizons it gave."""
     exposure_limit: float | None
     """The closed form 1/(1+γ) (Eq. 3), where the schedule has one."""
     steps: float
@@ -55,6 +55,10 @@ class Scores:
     """Mean N̂ a clip."""
     reference_steps: float | None
     """Mean N of the references a clip, where the model could count it."""
+    decoder_rows: float | None = None
+    """Mean number of text rows run through the decoder a clip, where the traces say it: what policies pay."""
+    revised: float | None = None
+    """Mean number of tokens decoded and not written a clip that a later decode did not repeat."""
 
 
 def score(traces: Iterable[Trace], *, metrics: Sequence[str], normalise: Normalise = "english") -> tuple[Scores, ...]:
@@ -72,7 +76,7 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ZendayaError(f"clip {twice[1]!r} of split {twice[0]!r} is there twice for {traces[0].schedule}: score one decode at a time")
-    schedule = parse_schedule(traces[0].schedule)
+    schedule = None if is_policy(traces[0].schedule) else parse_schedule(traces[0].schedule)
     hypotheses, references = [trace.text for trace in traces], [trace.references for trace in traces]
     counted = [float(np.mean(trace.reference_steps)) for trace in traces if trace.reference_steps]
     planned = [_planned(schedule, trace) for trace in traces]
@@ -89,12 +93,19 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
         steps=float(np.mean([len(trace.tokens) for trace in traces])),
         predicted_steps=float(np.mean([sum(trace.predicted_steps) for trace in traces])),
         reference_steps=float(np.mean(counted)) if counted else None,
+        decoder_rows=_mean([trace.decoder_rows for trace in traces]),
+        revised=_mean([trace.revised for trace in traces]),
     )
 
 
-def _planned(schedule: Schedule, trace: Trace) -> float:
-    """Ē as the schedule has it; a learned one is known by the horizons it gave."""
-    if isinstance(schedule, Learned):
+def _mean(counts: Sequence[int | None]) -> float | None:
+    known = [count for count in counts if count is not None]
+    return float(np.mean(known)) if len(known) == len(counts) else None
+
+
+def _planned(schedule: Schedule | None, trace: Trace) -> float:
+    """Ē as the schedule has it; a learned one, or a policy, is known by the horizons it gave."""
+    if schedule is None or isinstance(schedule, Learned):
         return float(np.mean(trace.horizons)) / trace.window
     return float(np.mean([schedule.exposure(trace.window, steps) for steps in trace.predicted_steps]))
 
