@@ -17,6 +17,7 @@ from zendaya.encoders.media import read_audio, read_video
 from zendaya.encoders.whisper_stream import WhisperBlocks, WhisperFull, load_whisper
 from zendaya.errors import ConfigError, SourceError
 from zendaya.model import preset
+from zendaya.policies import AlignAtt, EDAtt, LocalAgreement
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +193,16 @@ def test_from_frames_to_text():
     frames = [Frame(generator.integers(0, 256, (6, 8, 3), np.uint8), i / 3, i / 3 + 0.04) for i in range(40)]
     model = small_model(1)
     assert audit_to_text(Brightness(), frames, lambda: model.open(PowerLaw(1)), num_cuts=4).clean
+
+
+@pytest.mark.parametrize("policy", [AlignAtt(2, chunk=3), EDAtt(0.3), LocalAgreement(4)], ids=str)
+def test_policies_from_frames_to_text(policy):
+    generator = np.random.default_rng(0)
+    frames = [Frame(generator.integers(0, 256, (6, 8, 3), np.uint8), i / 3, i / 3 + 0.04) for i in range(40)]
+    model = small_model(1)
+    found = audit_to_text(Brightness(), frames, lambda: model.open(policy, max_steps=8), num_cuts=4)
+    assert found.clean, str(found)
+    assert found.num_compared > 20
 
 
 def test_to_text_with_patience_and_a_dial_that_turns(voice):
