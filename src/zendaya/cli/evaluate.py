@@ -134,7 +134,8 @@ def _cells(one: Scores, timed: bool) -> list[str]:
     elif timed:
         cells += ["–"] * 4
     limit = "–" if one.exposure_limit is None else f"{one.exposure_limit:.4f}"
-    return [*cells, f"{one.exposure:.4f}", f"{one.exposure_planned:.4f}", limit]
+    planned = "–" if is_policy(one.schedule) else f"{one.exposure_planned:.4f}"
+    return [*cells, f"{one.exposure:.4f}", planned, limit]
 
 
 def _costs(one: Scores) -> list[str]:
