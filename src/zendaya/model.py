@@ -301,7 +301,7 @@ class Model(
         self, schedule: Schedule | Policy, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None,
         patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
     ) -> Session:  # fmt: skip
-        """A live decode: push source tokens as they arrive, take events as they are decided.
+        """A live decode, by a schedule or a policy: push source tokens as they arrive, take events as they are decided.
 
         `window` is W (default: the config's); `steps` fixes N̂ instead of the length head; `max_steps` ends a window's text sooner;
         `patience_s` is how long a late source is waited for, `pace` when it is due, `clock` what tells how long computing took.

