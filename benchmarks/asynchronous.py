@@ -1,11 +1,11 @@
 """The asynchronous regime: quality and lag of live captions against the quality of the link (Corollary 1), with several patiences.
 
-python benchmarks/asynchronous.py FOLDER [--every 4] [--schedules 0.3,0.5,1.0,wait-k=150] [--late 0.1,0.3] [--outages 2,8]
+python benchmarks/asynchronous.py FOLDER [--every 4] [--schedules 0.3,1.0,wait-k=150] [--links "0.1/2 0.3/2 0.3/8"]
     [--patiences 0,2,inf] [--plot FILE] [--processes 2]
 
 FOLDER holds LibriSpeech as `zendaya corpora` reads it, and align_valid_test.jsonl (word times). Chapters of its test split are streams,
 encoded once by the shipped model's encoder; tokens are due when their block has been heard, and arrive over links that fail for a share
-of the time (`late`), so many seconds at a time (`outages`). Wait-k's stride is the split's own source tokens a text token. Word lag: from
+of the time, so many seconds at a time. Wait-k's stride is the split's own source tokens a text token. Word lag: from
 the end of a word that was rightly written to its writing, computing taking no time.
 """
 
@@ -68,9 +68,8 @@ def main() -> None:
     """Decode, score, print, plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--schedules", default="0.3,0.5,1.0,wait-k=150")
-    parser.add_argument("--late", default="0.1,0.3")
-    parser.add_argument("--outages", default="2,8")
+    parser.add_argument("--schedules", default="0.3,1.0,wait-k=150")
+    parser.add_argument("--links", default="0.1/2 0.3/2 0.3/8", help="share of the time a link is out / seconds at a time")
     parser.add_argument("--patiences", default="0,2,inf")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=4, help="take every n-th chapter")
@@ -87,9 +86,9 @@ def main() -> None:
     rho = round(sum(clip.duration_s for clip in clips) * adapted().encoder.traits.tokens_per_s / num_text, 2)
     schedules = [parse_schedule(text) for text in options.schedules.split(",")]
     schedules = [WaitK(each.k, rho) if isinstance(each, WaitK) else each for each in schedules]
-    rates = itertools.product(_numbers(options.late), _numbers(options.outages))
+    rates = [[float(part) for part in link.split("/")] for link in options.links.split()]
     links: list[Link] = [Steady(), *(Outages(late, outage_s, options.seed) for late, outage_s in rates)]
-    patiences = _numbers(options.patiences)
+    patiences = [float(part) for part in options.patiences.split(",")]
     jobs = [(options.folder, chapter, schedules, links, patiences, options.window) for chapter in chapters]
     begun = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
@@ -106,10 +105,6 @@ def main() -> None:
     print(f"\n{time.perf_counter() - begun:.0f} s in {options.processes} processes")
     if options.plot:
         plot(options.plot, rows)
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
 
 
 def score(folder: Path, chapters: list[list[Clip]], results: list[dict[Setting, Any]]) -> dict[Setting, list[float]]:
