@@ -17,6 +17,7 @@ ROOMS = [
     "records",
     "arrivals",
     "text",
+    "subtitles",
     "metrics",
     "corpora",
     "encoders",
@@ -30,6 +31,7 @@ ROOMS = [
     "policies",
     "stream",
     "simuleval",
+    "live",
     "training",
     "evaluate",
     "audit",
@@ -47,6 +49,7 @@ MAY_IMPORT = {
     "records": set(),
     "arrivals": {"atomic"},
     "text": {"records"},
+    "subtitles": {"records"},
     "metrics": {"atomic", "schedule", "records"},
     "corpora": {"atomic", "records", "text", "schedule"},  # the schedule suggests γ in a corpus check
     "encoders": {"atomic", "records", "text"},
