@@ -1,4 +1,4 @@
-"""Windows at pauses: the voice detector is Silero's, a cut is decided from what was heard, and never inside speech where there is a pause."""
+"""Windows at pauses: the detector is Silero's, a cut is decided from what was heard, and lies in a pause where there is one."""
 
 import importlib.resources
 import importlib.util
