@@ -1,11 +1,13 @@
 """Word errors of adapted Whisper on LibriSpeech: whole utterances at γ = 0 beside the unadapted model, and live under the dial.
 
 python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|tokens|blocks|whole|live] [--every 1]
+                                 [--gammas 0.5,1] [--cuts fixed,0.5]
 
 FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
 `baseline`: unadapted Whisper, `full` features, whole utterances, with silence up to 30 s; `tokens`: without it.
 `blocks`: unadapted Whisper on block features, whole utterances. `whole`: adapted, block features, whole utterances, γ = 0.
-`live`: chapters of utterances back to back as endless streams, in windows, N̂ from the length head, for each γ.
+`live`: chapters of utterances back to back as endless streams, in windows, N̂ from the length head, for each γ and each of --cuts:
+windows all of W (fixed), or ending at pauses once they hold a share of W (a number).
 Words are compared after Whisper's English normalisation (without its spelling map). Nothing is drawn at random: there is no seed.
 """
 
@@ -27,8 +29,9 @@ import numpy as np
 import torch
 
 from zendaya.corpora import read
-from zendaya.encoders import encode
+from zendaya.encoders import Tokens, encode
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
+from zendaya.encoders.pauses import PauseWindows
 from zendaya.encoders.whisper import encode_offline, load_encoder, load_weights
 from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.metrics.latency import average_lagging, length_adaptive_average_lagging
@@ -50,6 +53,7 @@ class Heard:
     words: list[tuple[str, float]] = field(default_factory=list)
     window_lags_s: list[float] = field(default_factory=list)
     first_s: float = 0.0
+    num_windows: int = 0
 
 
 def samples_of(folder: Path, clips: Iterable[Clip]) -> np.ndarray:
@@ -57,11 +61,24 @@ def samples_of(folder: Path, clips: Iterable[Clip]) -> np.ndarray:
     return np.concatenate([chunk.samples for clip in clips for chunk in read_audio(folder / clip.media)])
 
 
-def listen(session: Session, tokens: Any, length_s: float, per_s: float, arrival_s: Any = None) -> Heard:
+def pauses_in(samples_S: np.ndarray, tokens: Tokens, window: int, per_s: float, share: float) -> list[int]:
+    """The counts of tokens after which a window ends, as they are decided live."""
+    pauses, cuts, first = PauseWindows(window, per_s, share=share), list[int](), 0
+    pauses.hear(samples_S)
+    for _, group in itertools.groupby(tokens.arrival_s.tolist()):
+        together = slice(first, first + len(list(group)))
+        for piece in pauses.split(Tokens(tokens.values_TE[together], tokens.arrival_s[together]))[:-1]:
+            first += len(piece)
+            cuts.append(first)
+        first = together.stop
+    return cuts
+
+
+def listen(session: Session, tokens: Any, length_s: float, per_s: float, arrival_s: Any = None, cuts: Iterable[int] = ()) -> Heard:
     """What a session writes as the tokens arrive: when they are due, or at the times given."""
     heard, pending, horizons, now_s = Heard("", ""), "", list[int](), 0.0
     times_s = tokens.arrival_s if arrival_s is None else arrival_s
-    for event in replay(session, tokens.values_TE, times_s, end_s=max(length_s, float(times_s[-1]))):
+    for event in replay(session, tokens.values_TE, times_s, cuts=cuts, end_s=max(length_s, float(times_s[-1]))):
         now_s = event.arrival_s
         if not heard.text.strip():
             heard.first_s = now_s
@@ -72,6 +89,7 @@ def listen(session: Session, tokens: Any, length_s: float, per_s: float, arrival
         heard.text += event.text
         horizons.append(event.effective_horizon)
         if event.last:
+            heard.num_windows += 1
             if len(horizons) > 1:
                 delays = [h / per_s for h in horizons[:-1]]
                 heard.window_lags_s.append(average_lagging(delays, source=horizons[-1] / per_s, target=len(delays)))
@@ -119,8 +137,11 @@ def decode_one(clips: list[Clip]) -> dict[str, Heard]:
     if options.part in ("whole", "blocks"):
         found["gamma=0.0, whole utterances"] = listen(model.open(PowerLaw(0.0), window=1500), tokens, length_s, per_s)
     else:
-        for gamma in options.gammas:
-            found[f"gamma={gamma}"] = listen(model.open(PowerLaw(gamma), window=options.window), tokens, length_s, per_s)
+        for cut in options.cuts:
+            cuts = [] if cut == "fixed" else pauses_in(samples_S, tokens, options.window, per_s, float(cut))
+            for gamma in options.gammas:
+                setting = f"gamma={gamma}" if cut == "fixed" else f"gamma={gamma}, windows end at pauses from {cut} W"
+                found[setting] = listen(model.open(PowerLaw(gamma), window=options.window), tokens, length_s, per_s, cuts=cuts)
     for heard in found.values():
         heard.name = name
     return found
@@ -181,6 +202,7 @@ def main() -> None:
     parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
     parser.add_argument("--gammas", type=lambda text: [float(part) for part in text.split(",")], default=list(GAMMAS))
     parser.add_argument("--window", type=int, default=500)
+    parser.add_argument("--cuts", type=lambda text: text.split(","), default=["fixed"], help="fixed, or the least share of W")
     parser.add_argument("--every", type=int, default=1, help="take every n-th recording")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--texts", type=Path, help="write the texts there as JSON lines")
@@ -216,6 +238,7 @@ def report(options: argparse.Namespace, digest: str, jobs: list[list[Clip]], res
         line = f"{setting}: WER {100 * score.wer:.2f} % (S {score.substitutions} D {score.deletions} I {score.insertions})"
         if options.part == "live":
             line += f"; window AL {np.mean([lag for each in heard for lag in each.window_lags_s]):.2f} s"
+            line += f"; {sum(each.num_windows for each in heard)} windows"
             line += f"; first token {np.median([each.first_s for each in heard]):.1f} s"
             if times is not None:
                 found = [lags_s(each, said, job) for each, said, job in zip(heard, times, jobs, strict=True)]

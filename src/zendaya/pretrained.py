@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.resources
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,16 @@ from torch import Tensor
 
 from zendaya.adapter import ADAPTER, Adapter, check_base
 from zendaya.decoder import DecoderConfig
+from zendaya.encoders import Encoder
+from zendaya.encoders.clips import Pictures, Sounds, Spec
 from zendaya.encoders.whisper import WhisperWeights, load_encoder, load_weights
 from zendaya.encoders.whisper_stream import WhisperBlocks
-from zendaya.errors import CheckpointError
+from zendaya.errors import CheckpointError, ConfigError
 from zendaya.model import Model, ModelConfig
 from zendaya.text import Framing, Tokenizer
+
+RECIPE = "recipe.json"
+"""What a training run leaves beside its checkpoints (`training.state`, which stands above)."""
 
 # Our module names and transformers'. The names of a layer's parts come after these; `weight` and `bias` are the same.
 _LAYER = {
@@ -84,6 +91,33 @@ def load_model(name: str | Path) -> Model:
     folder = Path(name)
     shipped = not folder.exists() and "/" not in str(name) and _shipped(name).is_file()
     return load_adapted(name).model if shipped or (folder / ADAPTER).is_file() else Model.from_pretrained(name)
+
+
+def load_live(name: str | Path, encoder: str | None = None) -> tuple[Model, Encoder[Any, Any]]:
+    """A model and the encoder that hears or sees for it: an adapter's own, the one named, or that of the training run it lies in."""
+    folder = Path(name)
+    shipped = not folder.exists() and "/" not in str(name)
+    if encoder is None and (shipped or (folder / ADAPTER).is_file() or folder.suffix == ".safetensors"):
+        adapted = load_adapted(name)
+        return adapted.model, adapted.encoder
+    spec = encoder or _trained_on(folder)
+    parsed = Spec.parse(spec)
+    if parsed.name not in ("whisper", "efficientnet", "clip"):
+        raise ConfigError(f"{name}: its encoder ({spec}) takes no recording: expected one that hears or sees (whisper, efficientnet, clip)")
+    model, opened = load_model(name), parsed.open(Path())
+    assert isinstance(opened, Sounds | Pictures), opened
+    if model.config.decoder.source_dim != opened.traits.dim or model.config.decoder.source_vocab:
+        reads = "ids" if model.config.decoder.source_vocab else f"{model.config.decoder.source_dim} features a token"
+        raise ConfigError(f"{name} reads {reads}, {spec} gives {opened.traits.dim} features: they do not fit")
+    return model, opened.encoder
+
+
+def _trained_on(folder: Path) -> str:
+    """The encoder that the run a checkpoint lies in was trained with."""
+    for path in (folder / RECIPE, folder.parent / RECIPE):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(path.read_bytes())["recipe"]["encoder"])
+    raise ConfigError(f"{folder}: nothing says which encoder it was trained with: give --encoder, as whisper:tiny.en,block_s=1,pool=4")
 
 
 def _shipped(name: str | Path) -> Path:

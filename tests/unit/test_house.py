@@ -32,6 +32,7 @@ ROOMS = [
     "stream",
     "simuleval",
     "live",
+    "terminal",
     "training",
     "evaluate",
     "audit",

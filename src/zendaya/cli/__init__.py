@@ -19,6 +19,7 @@ from zendaya.cli import corpora as corpora_command
 from zendaya.cli import encode as encode_command
 from zendaya.cli import evaluate as evaluate_command
 from zendaya.cli import learn as learn_command
+from zendaya.cli import stream as stream_command
 from zendaya.cli import train as train_command
 from zendaya.errors import ScheduleError, ZendayaError
 from zendaya.schedule import PowerLaw, Rounding
@@ -35,6 +36,7 @@ app.command("learn-gamma")(learn_command.learn_gamma)
 app.command("recipes")(train_command.recipes)
 app.command("evaluate")(evaluate_command.evaluate)
 app.command("score")(evaluate_command.score)
+app.command("stream")(stream_command.stream)
 app.command("audit")(audit_command.audit)
 app.command("audit-raw")(audit_command.audit_raw)
 

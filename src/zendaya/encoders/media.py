@@ -117,6 +117,38 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
             _check_length(length_s, max(heard / SAMPLE_RATE, tracks.end_s if tracks else 0.0), name)
 
 
+def probe(path: str | Path, *, raw: bool = False) -> None:
+    """Open a recording and let it go: what is wrong with its beginning is an error at once."""
+    with contextlib.ExitStack() as stack:
+        if raw:
+            _open_bytes(path, stack)
+        else:
+            stack.enter_context(_opened(path))
+
+
+def read_raw(source: Source, *, chunk_s: float = 0.1) -> Iterator[AudioChunk]:
+    """Bare samples (16 kHz, one channel, signed 16-bit little-endian, no header) in chunks of `chunk_s`, as they come."""
+    size = _chunk_size(chunk_s)
+    with contextlib.ExitStack() as stack:
+        file, name = _open_bytes(source, stack)
+        read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+
+        def blocks() -> Iterator[Samples]:
+            odd = b""
+            while piece := read(2 * size):
+                data = odd + piece
+                whole = len(data) // 2 * 2
+                odd = data[whole:]
+                yield np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768
+
+        heard = 0
+        for chunk in _rechunk(blocks(), size):
+            yield AudioChunk(chunk, heard / SAMPLE_RATE)
+            heard += chunk.size
+        if heard == 0:
+            raise SourceError(f"{name}: empty: it holds no samples")
+
+
 def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = False) -> Iterator[Frame]:
     """The pictures of a video at `fps` a second: at each i/fps the frame that is being shown then."""
     if not 0 < fps <= 1000:
