@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterable
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,16 @@ from zendaya import report
 from zendaya.audit import audit
 from zendaya.audit.leaks import LEAKS
 from zendaya.audit.raw import audit_to_text
-from zendaya.encoders import Encoder, stream
+from zendaya.encoders import Encoder
 from zendaya.encoders.features import Precomputed
+from zendaya.encoders.pauses import PauseWindows
 from zendaya.errors import MissingExtraError
+from zendaya.live import Clock, Moment, at_once, paced
+from zendaya.live import run as run_live
 from zendaya.model import Model
 from zendaya.schedule import PowerLaw
 from zendaya.stream import Session
+from zendaya.terminal import Screen, caption
 
 GAMMAS = (0.0, 0.3, 1.0)
 
@@ -39,9 +43,14 @@ class _Stream:
     """W: a constant, not the recording's own length, which is future information."""
     steps: int | None = None
     """N̂ where the model has not been trained to predict it."""
+    heard: bool = False
+    """Whether the raw input is sound, in which pauses can be heard."""
 
-    def open(self, gamma: float) -> Session:
-        return self.model.open(PowerLaw(gamma), window=self.window, steps=self.steps)
+    def open(self, gamma: float, clock: Clock | None = None) -> Session:
+        return self.model.open(PowerLaw(gamma), window=self.window, steps=self.steps, clock=clock)
+
+    def pauses(self) -> PauseWindows | None:
+        return PauseWindows(self.window, self.encoder.traits.tokens_per_s) if self.heard else None
 
 
 def run(console: Console) -> None:
@@ -56,8 +65,12 @@ def run(console: Console) -> None:
     )
     source = _speech() or _random()
     console.print(f"[bold]2. A stream[/]: {source.what}\n")
-    for gamma in GAMMAS:
-        _caption(console, source, gamma)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        console.print("   Keys: [bold]\\[[/] and [bold]][/] turn the dial while it plays, [bold]q[/] goes on to the audit.\n")
+        _play(console, source, 0.5)
+    else:
+        for gamma in GAMMAS:
+            _caption(console, source, gamma)
     console.print("[bold]3. The audit[/]: everything beyond each horizon replaced by other values, huge ones, NaN, nothing, more\n")
     found = audit(source.model, schedule, cuts=2, max_source=60, max_steps=16)
     assert found.passed, found.first
@@ -68,24 +81,34 @@ def run(console: Console) -> None:
     planted = LEAKS["softmax"].audit(Model.from_preset("tiny"), cuts=2)
     console.print(f"   a leak planted on purpose is found: {planted.first}\n")
     console.print(
-        "Turn it yourself: .venv/bin/zendaya dial --gamma 1 --source 100 --steps 165; audit your own: .venv/bin/zendaya audit FOLDER"
+        "Caption your own: .venv/bin/zendaya stream FILE; listen: .venv/bin/zendaya stream --mic; audit: .venv/bin/zendaya audit FOLDER"
     )
 
 
+def _play(console: Console, source: _Stream, gamma: float) -> None:
+    """The source at its own speed, with keys, as `zendaya stream` runs it."""
+    clock, moments = Clock(), list[Moment]()
+    session = source.open(gamma, clock=clock)
+    clock.begin()
+    ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
+    arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
+    caption(arrivals, source.encoder, session, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, pauses=source.pauses(), each=moments.append)
+    _say_lag(console, source, moments)
+
+
 def _caption(console: Console, source: _Stream, gamma: float) -> None:
+    """The source as fast as it goes."""
     console.print(f"   γ = {gamma:<4}", end="")
-    session, times_s = source.open(gamma), list[float]()
+    moments = list(run_live(at_once(source.chunks), source.encoder, source.open(gamma), pauses=source.pauses()))
+    console.print("".join(moment.event.text for moment in moments), markup=False)
+    _say_lag(console, source, moments)
 
-    def show(events: Iterable[Any], now_s: float) -> None:
-        for event in events:
-            times_s.append(now_s)
-            console.print(event.text, end="", markup=False)
 
-    for tokens in stream(source.encoder, source.chunks):
-        for value_E, arrival_s in zip(tokens.values_TE, tokens.arrival_s.tolist(), strict=True):
-            show(session.push(value_E[None]), arrival_s)
-    show(session.finish(), source.length_s)
-    console.print(f"\n            first word {times_s[0]:.1f} s into {source.length_s:.1f} s, on average at {np.mean(times_s):.1f} s\n")
+def _say_lag(console: Console, source: _Stream, moments: list[Moment]) -> None:
+    written = [moment for moment in moments if moment.event.text]
+    if written:
+        lag_s, first_s = np.mean([moment.policy_lag_s + moment.compute_lag_s for moment in written]), written[0].event.emission_s
+        console.print(f"            first word {first_s:.1f} s into {source.length_s:.1f} s, each some {lag_s:.1f} s after it was said\n")
 
 
 def _speech() -> _Stream | None:
@@ -103,7 +126,7 @@ def _speech() -> _Stream | None:
     return _Stream(
         what=f"speech, heard by Whisper tiny.en in blocks of {block_s:g} s and written on the dial, both adapted to it",
         raw=samples, chunks=chunks, length_s=samples.size / SAMPLE_RATE, encoder=adapted.encoder, model=adapted.model,
-        window=adapted.model.config.window,
+        window=adapted.model.config.window, heard=True,
     )  # fmt: skip
 
 

@@ -102,6 +102,21 @@ def run(
 # Sources.
 
 
+class Clock:
+    """Seconds since the source began; 0 before."""
+
+    def __init__(self) -> None:
+        self._origin_s: float | None = None
+
+    def begin(self, already_s: float = 0.0) -> None:
+        """The source began so long ago; said again, it changes nothing."""
+        if self._origin_s is None:
+            self._origin_s = time.monotonic() - already_s
+
+    def __call__(self) -> float:
+        return 0.0 if self._origin_s is None else time.monotonic() - self._origin_s
+
+
 def at_once(chunks: Iterable[Any]) -> Iterator[Arrival]:
     """Chunks as fast as they can be read, on the clock of the source."""
     return (Arrival(raw) for raw in chunks)

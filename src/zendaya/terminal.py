@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
+import json
 import os
 import re
 import select
@@ -10,14 +13,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
+from zendaya.schedule import PowerLaw
+
 if TYPE_CHECKING:
-    from zendaya.live import Moment
+    from zendaya.encoders import Encoder
+    from zendaya.encoders.pauses import PauseWindows
+    from zendaya.live import Arrival, Moment
+    from zendaya.stream import Session
 
 GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
 """Where the keys turn the dial to."""
@@ -225,3 +233,36 @@ class Status:
             f"{head} │ lag {policy_s + compute_s:.1f} s: policy {policy_s:.1f}, compute {compute_s:.2f} │ exposure {exposure:.0%} │ "
             f"window {event.window + 1}: {event.effective_horizon / self._rate:.1f}/{self._window / self._rate:.0f} s"
         )
+
+
+def caption(
+    source: Iterable[Arrival], encoder: Encoder[Any, Any], session: Session, screen: Screen, *, stdin: TextIO | None = None,
+    pauses: PauseWindows | None = None, each: Callable[[Moment], None] = lambda moment: None, as_json: bool = False,
+) -> None:  # fmt: skip
+    """Run a source through a session onto a screen: [ and ] turn the dial, q ends the source there; `each` sees every moment."""
+    from zendaya import live
+
+    status, ended = Status(session.window, encoder.traits.tokens_per_s), False
+    with contextlib.ExitStack() as stack:
+        stack.callback(screen.close)
+        ask = stack.enter_context(keys(stdin)) if stdin is not None else lambda: ""
+        turns = stdin is not None and stdin.isatty() and isinstance(session.schedule, PowerLaw)
+
+        def between() -> None:
+            nonlocal ended
+            for key in ask():
+                ended = ended or key in "qQ"
+                if key in "[]" and isinstance(session.schedule, PowerLaw):
+                    session.set_schedule(PowerLaw(turned(float(session.schedule.gamma), key)))
+            screen.show(lambda: status.line(str(session.schedule), keys=turns))
+
+        arrivals = itertools.takewhile(lambda _: not ended, source)
+        for moment in live.run(arrivals, encoder, session, pauses=pauses, between=between):
+            status.add(moment)
+            if as_json:
+                screen.print(json.dumps(dataclasses.asdict(moment.event), ensure_ascii=False))
+            else:
+                screen.write(moment.event.text)
+                if moment.event.last:
+                    screen.end_line()
+            each(moment)

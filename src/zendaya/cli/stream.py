@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import itertools
-import json
 import sys
-import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -21,7 +18,7 @@ from zendaya.schedule import PowerLaw, Schedule, parse_schedule
 
 if TYPE_CHECKING:
     from zendaya.encoders import Encoder
-    from zendaya.live import Arrival, Moment
+    from zendaya.live import Arrival, Clock, Moment
     from zendaya.stream import Session
     from zendaya.subtitles import Subtitles
 
@@ -107,68 +104,33 @@ class _Settings:
 
 
 def _run(settings: _Settings, subtitles: Subtitles) -> None:
-    """Open the source, the model and the terminal; then one loop."""
-    from zendaya import live
+    """Open the source and the model, and caption the one by the other."""
     from zendaya.encoders.pauses import PauseWindows
-    from zendaya.terminal import Screen, Status, keys, turned
+    from zendaya.live import Clock
+    from zendaya.terminal import Screen, caption
 
     _check_source(settings)
-    clock = _Clock()
+    clock = Clock()
     session, encoder, hears = _session(settings, clock)
-    rate, heard_s, stopped = encoder.traits.tokens_per_s, 0.0, False
+    rate, heard_s = encoder.traits.tokens_per_s, 0.0
     pauses = PauseWindows(session.window, rate) if hears and settings.cut != "fixed" else None
     source = _arrivals(settings, _sound(settings) if hears else _pictures(settings, rate), session, clock)
-    screen, status = Screen(sys.stdout, sys.stderr, plain=settings.as_json), Status(session.window, rate)
-    with contextlib.ExitStack() as stack:
-        stack.callback(source.close)
-        stack.callback(subtitles.close)
-        stack.callback(screen.close)
-        ask = stack.enter_context(keys(io.StringIO() if settings.source == "-" else sys.stdin))
-        turns = sys.stdin.isatty() and settings.source != "-" and isinstance(settings.schedule, PowerLaw)
+    screen = Screen(sys.stdout, sys.stderr, plain=settings.as_json)
 
-        def between() -> None:
-            nonlocal stopped
-            for key in ask():
-                stopped = stopped or key in "qQ"
-                if key in "[]" and isinstance(session.schedule, PowerLaw):
-                    session.set_schedule(PowerLaw(turned(float(session.schedule.gamma), key)))
-            screen.show(lambda: status.line(str(session.schedule), keys=turns))
+    def note(moment: Moment) -> None:
+        nonlocal heard_s
+        heard_s = max(heard_s, moment.read_s)
+        subtitles.add(moment.event, moment.spoken_s)
 
+    with contextlib.closing(source), contextlib.closing(subtitles):
         try:
-            arrivals = itertools.takewhile(lambda _: not stopped, source)
-            for moment in live.run(arrivals, encoder, session, pauses=pauses, between=between):
-                heard_s = max(heard_s, moment.read_s)
-                status.add(moment)
-                _write(screen, moment, as_json=settings.as_json)
-                subtitles.add(moment.event, moment.spoken_s)
+            caption(
+                source, encoder, session, screen, stdin=None if settings.source == "-" else sys.stdin, pauses=pauses, each=note,
+                as_json=settings.as_json,
+            )  # fmt: skip
         except KeyboardInterrupt:
-            stack.close()
             typer.echo(f"zendaya: stopped: what was decided of the first {heard_s:.1f} s is written", err=True)
             raise typer.Exit(INTERRUPTED) from None
-
-
-def _write(screen: Any, moment: Moment, *, as_json: bool) -> None:
-    event = moment.event
-    if as_json:
-        screen.print(json.dumps(dataclasses.asdict(event), ensure_ascii=False))
-        return
-    screen.write(event.text)
-    if event.last:
-        screen.end_line()
-
-
-class _Clock:
-    """Seconds since the source began."""
-
-    def __init__(self) -> None:
-        self._origin_s: float | None = None
-
-    def begin(self, already_s: float = 0.0) -> None:
-        if self._origin_s is None:
-            self._origin_s = time.monotonic() - already_s
-
-    def __call__(self) -> float:
-        return 0.0 if self._origin_s is None else time.monotonic() - self._origin_s
 
 
 _Chunks = Iterator[tuple[Any, float, float]]
@@ -211,7 +173,7 @@ def _bytes(source: str) -> str | BinaryIO:
     return io.FileIO(0, closefd=False) if source == "-" else source  # type: ignore[return-value]
 
 
-def _session(settings: _Settings, clock: _Clock) -> tuple[Session, Encoder[Any, Any], bool]:
+def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, Any], bool]:
     """The session, its encoder, and whether that one hears."""
     from zendaya.encoders.whisper_stream import WhisperBlocks
     from zendaya.pretrained import load_live
@@ -231,7 +193,7 @@ def _session(settings: _Settings, clock: _Clock) -> tuple[Session, Encoder[Any, 
     return session, encoder, isinstance(encoder, WhisperBlocks)
 
 
-def _arrivals(settings: _Settings, chunks: _Chunks, session: Session, clock: _Clock) -> Generator[Arrival, None, None]:
+def _arrivals(settings: _Settings, chunks: _Chunks, session: Session, clock: Clock) -> Generator[Arrival, None, None]:
     """The source: a file at its own speed or at once, a pipe or microphone as it comes; the clock begins with it."""
     from zendaya import live
 
@@ -244,7 +206,7 @@ def _arrivals(settings: _Settings, chunks: _Chunks, session: Session, clock: _Cl
         yield from live.listened(_begun(chunks, clock), clock, lambda: session.deadline_s)
 
 
-def _begun(chunks: _Chunks, clock: _Clock) -> Generator[Any, None, None]:
+def _begun(chunks: _Chunks, clock: Clock) -> Generator[Any, None, None]:
     """The chunks; the first of them began when the clock does."""
     for raw, start_s, end_s in chunks:
         clock.begin(end_s - start_s)

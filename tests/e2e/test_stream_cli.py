@@ -1,0 +1,320 @@
+"""`zendaya stream` as a user runs it: files, videos, pipes, a terminal with keys, Ctrl-C, kill; text, subtitles, events and exit codes."""
+
+import fcntl
+import importlib.resources
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import srt
+import webvtt
+
+from zendaya.cli import main
+from zendaya.cli.stream import stream
+from zendaya.encoders.media import read_audio
+from zendaya.errors import ConfigError, SourceError
+from zendaya.pretrained import load_live
+
+ZENDAYA = Path(sys.executable).parent / "zendaya"
+RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return np.concatenate([chunk.samples for chunk in read_audio(RECORDING)])
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_live("tiny.en-dial")
+
+
+@pytest.fixture
+def say(monkeypatch, capsys, loaded):
+    """The command in this process, its model loaded once: what it printed."""
+    monkeypatch.setattr("zendaya.pretrained.load_live", lambda name, encoder=None: loaded)
+
+    def run(*arguments, **options):
+        stream(*map(str, arguments), **options)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def text(loaded):
+    """What the recording says, by a process of its own that is piped: fast, plain."""
+    result = subprocess.run([ZENDAYA, "stream", RECORDING], capture_output=True, text=True, timeout=600, check=True, env=ENVIRONMENT)
+    assert result.stderr == ""
+    return result.stdout
+
+
+def words(text):
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def read_vtt(path):
+    return words(" ".join(" ".join(cue.lines) for cue in webvtt.read(str(path))))
+
+
+def test_a_recording_is_captioned_a_line_a_window(text):
+    assert words(text) == ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
+    assert len(text.splitlines()) == 2  # the speaker pauses before the second
+
+
+def test_subtitles_hold_the_text_at_the_time_it_was_spoken(say, text, tmp_path):
+    printed = say(RECORDING, vtt=tmp_path / "a.vtt", srt=tmp_path / "a.srt", realtime=False)
+    assert printed == text
+    cues = list(webvtt.read(str(tmp_path / "a.vtt")))
+    assert read_vtt(tmp_path / "a.vtt") == words(text)
+    assert [cue.content for cue in srt.parse((tmp_path / "a.srt").read_text())] == [cue.text for cue in cues]
+    better = next(cue for cue in cues if "better" in cue.text)
+    assert 5 <= better.start_in_seconds <= 8 <= better.end_in_seconds + 1  # said at 8 s
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.srt", "a.vtt"]
+
+
+def test_events_are_json_objects_that_make_up_the_text(say, text):
+    events = [json.loads(line) for line in say(RECORDING, as_json=True, realtime=False).splitlines()]
+    assert words("".join(event["text"] + " " * event["last"] for event in events)) == words(text)
+    assert {"window", "step", "token", "horizon", "effective_horizon", "arrival_s", "emission_s", "window_start"} <= events[0].keys()
+    assert all(event["effective_horizon"] <= event["horizon"] for event in events)
+
+
+def test_gamma_windows_and_cuts_are_what_was_asked_for(say):
+    events = [json.loads(line) for line in say(RECORDING, as_json=True, realtime=False, gamma=0.0, window=4.0, cut="fixed").splitlines()]
+    assert {event["window_start"] for event in events} == {0, 200, 400}
+    assert {event["horizon"] for event in events} == {200}
+    assert say(RECORDING, realtime=False, policy="full") == say(RECORDING, realtime=False, gamma=0.0)
+
+
+def test_a_video_is_heard(say, text, samples, tmp_path):
+    path = tmp_path / "talk.mp4"
+    with av.open(str(path), "w") as container:
+        video = container.add_stream("mpeg4", rate=5)
+        video.width = video.height = 64
+        video.pix_fmt = "yuv420p"
+        audio = container.add_stream("aac", rate=16_000, layout="mono")
+        for number in range(int(5 * samples.size / 16_000)):
+            picture = np.full((64, 64, 3), 5 * number % 255, np.uint8)
+            container.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        for first in range(0, samples.size, 1024):
+            frame = av.AudioFrame.from_ndarray(samples[None, first : first + 1024], format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 16_000, first
+            container.mux(audio.encode(frame))
+        container.mux(video.encode(None))
+        container.mux(audio.encode(None))
+    assert words(say(path, realtime=False)) == words(text)
+
+
+def test_a_model_that_sees_captions_the_pictures(tmp_path, capsys, monkeypatch):
+    from zendaya import Model, Tokenizer
+
+    path = tmp_path / "film.mp4"
+    with av.open(str(path), "w") as container:
+        video = container.add_stream("mpeg4", rate=6)
+        video.width = video.height = 64
+        video.pix_fmt = "yuv420p"
+        for number in range(30):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(np.full((64, 64, 3), 8 * number, np.uint8), format="rgb24")))
+        container.mux(video.encode(None))
+    from dataclasses import replace
+
+    from zendaya.model import preset
+
+    config = preset("tiny")
+    tokenizer = Tokenizer.train(["a man walks", "a dog runs"], vocab_size=280)
+    model = Model.from_preset("tiny", decoder=replace(config.decoder, source_dim=1280), tokenizer=tokenizer, window=6)
+    model.save_pretrained(tmp_path / "run" / "best")
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps({"recipe": {"encoder": "efficientnet:,fps=3"}}))
+    stream(str(path), model=str(tmp_path / "run" / "best"), realtime=False, as_json=True)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {event["window_start"] for event in events} == {0, 6, 12}
+    with pytest.raises(ConfigError, match="sees and does not hear"):
+        stream(str(path), model=str(tmp_path / "run" / "best"), realtime=False, cut="pauses")
+
+
+@pytest.mark.parametrize("kind", ["wav", "mp3", "raw"])
+def test_a_pipe_is_heard_as_it_comes(kind, text, samples, tmp_path):
+    if kind == "raw":
+        data, options = (samples * 32767).astype("<i2").tobytes(), ["--raw"]
+    elif kind == "wav":
+        data, options = RECORDING.read_bytes(), []
+    else:
+        with av.open(str(tmp_path / "a.mp3"), "w") as container:
+            audio = container.add_stream("mp3", rate=16_000, layout="mono")
+            for first in range(0, samples.size, 1152):
+                frame = av.AudioFrame.from_ndarray(samples[None, first : first + 1152], format="fltp", layout="mono")
+                frame.sample_rate, frame.pts = 16_000, first
+                container.mux(audio.encode(frame))
+            container.mux(audio.encode(None))
+        data, options = (tmp_path / "a.mp3").read_bytes(), []
+    result = subprocess.run([ZENDAYA, "stream", "-", *options], input=data, capture_output=True, timeout=600, check=True, env=ENVIRONMENT)
+    assert result.stderr == b""
+    assert words(result.stdout.decode()) == words(text)
+
+
+BAD = [
+    ["/no/such.wav"],
+    ["--mic", "--fast"],
+    [],
+    ["-", "--mic"],
+    ["FILE", "--gamma", "-1"],
+    ["FILE", "--gamma", "1", "--policy", "full"],
+    ["FILE", "--policy", "tulips"],
+    ["FILE", "--cut", "words"],
+    ["FILE", "--patience", "-1"],
+    ["FILE", "--window", "99"],
+    ["FILE", "--model", "no-such-model"],
+    ["FILE", "--model", "no/such/folder"],
+    ["FILE", "--vtt", "/no/such/folder/a.vtt"],
+    ["FILE", "--vtt", "FILE"],
+    ["FILE", "--vtt", "OUT", "--srt", "OUT"],
+    ["TEXT", "--vtt", "OUT"],
+    ["EMPTY", "--vtt", "OUT"],
+    ["CUT", "--encoder", "features:x"],
+]
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+def test_bad_input_is_one_line_exit_code_two_and_no_file(arguments, tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.wav").write_text("this is no sound\n")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "cut.wav").write_bytes(RECORDING.read_bytes()[:30])
+    names = {"FILE": RECORDING, "TEXT": tmp_path / "text.wav", "EMPTY": tmp_path / "empty.wav", "CUT": tmp_path / "cut.wav"}
+    names["OUT"] = tmp_path / "out.vtt"
+    monkeypatch.setattr(sys, "argv", ["zendaya", "stream", *(str(names.get(word, word)) for word in arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("zendaya: ")
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "out.vtt").exists()
+    assert RECORDING.read_bytes()[:4] == b"RIFF"
+
+
+def test_a_recording_that_breaks_off_keeps_the_cues_before_it(say, samples, tmp_path):
+    whole = RECORDING.read_bytes()
+    (tmp_path / "cut.wav").write_bytes(whole[: len(whole) * 4 // 5])
+    with pytest.raises(SourceError, match="cut short"):
+        say(tmp_path / "cut.wav", realtime=False, vtt=tmp_path / "a.vtt")
+    assert read_vtt(tmp_path / "a.vtt")[:4] == ["ever", "tried", "ever", "failed"]
+
+
+class Child:
+    """The command on a pseudo-terminal."""
+
+    def __init__(self, *arguments):
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.execve(ZENDAYA, [str(ZENDAYA), *map(str, arguments)], ENVIRONMENT)
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        self.held = os.open(os.ttyname(os.open(os.ptsname(self.terminal), os.O_RDWR | os.O_NOCTTY)), os.O_RDWR | os.O_NOCTTY)
+        self.shown = ""
+
+    def until(self, text, timeout_s=300):
+        end_s = time.monotonic() + timeout_s
+        while text not in self.shown:
+            assert time.monotonic() < end_s, self.shown
+            self._read()
+
+    def _read(self):
+        if select.select([self.terminal], [], [], 0.1)[0]:
+            self.shown += os.read(self.terminal, 65536).decode(errors="replace")
+
+    def press(self, text):
+        os.write(self.terminal, text.encode())
+
+    def end(self, timeout_s=120):
+        end_s = time.monotonic() + timeout_s
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                break
+            assert time.monotonic() < end_s, self.shown
+            self._read()
+        self._read()
+        modes = termios.tcgetattr(self.held)[3]
+        assert modes & termios.ICANON
+        assert modes & termios.ECHO
+        return os.waitstatus_to_exitcode(status)
+
+    @property
+    def modes(self):
+        return termios.tcgetattr(self.held)[3]
+
+
+def test_in_a_terminal_captions_come_live_and_keys_turn_the_dial(tmp_path):
+    child = Child("stream", RECORDING, "--vtt", tmp_path / "a.vtt")
+    child.until("[ γ 0.5 ] │ listening")
+    assert not child.modes & termios.ICANON
+    begun = time.monotonic()
+    child.until("Ever")
+    assert time.monotonic() - begun > 1.0  # the recording plays at its own speed: the first block ends at 2 s
+    child.until("│ lag ")
+    assert re.search(r"lag \d+\.\d s: policy \d+\.\d, compute \d+\.\d\d │ exposure \d+% │ window 1: \d+\.\d/10 s", child.shown)
+    child.press("]\x1b[A")
+    child.until("[ γ 0.7 ]")
+    child.press("[[")
+    child.until("[ γ 0.4 ]")
+    child.press("q")
+    assert child.end() == 0
+    found = read_vtt(tmp_path / "a.vtt")
+    assert found[:2] == ["ever", "tried"]
+
+
+def test_ctrl_c_keeps_what_was_decided(tmp_path):
+    child = Child("stream", RECORDING, "--vtt", tmp_path / "a.vtt", "--srt", tmp_path / "a.srt", "--gamma", "1")
+    child.until("tried")
+    child.press("\x03")
+    assert child.end() == 130
+    assert "zendaya: stopped: what was decided of the first " in child.shown
+    assert "Traceback" not in child.shown
+    assert read_vtt(tmp_path / "a.vtt")[:2] == ["ever", "tried"]
+    assert list(srt.parse((tmp_path / "a.srt").read_text()))
+
+
+def test_killed_in_the_middle_the_subtitles_are_whole_cues(samples, tmp_path):
+    """A pipe that never ends: the file is looked at while it grows, and after a kill."""
+    process = subprocess.Popen(
+        [ZENDAYA, "stream", "-", "--raw", "--vtt", tmp_path / "a.vtt"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+    )
+    process.stdin.write((samples * 32767).astype("<i2").tobytes() * 2)
+    process.stdin.flush()
+    end_s = time.monotonic() + 300
+    while not (tmp_path / "a.vtt").exists() or len(webvtt.read(str(tmp_path / "a.vtt"))) < 2:
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert read_vtt(tmp_path / "a.vtt")[:4] == ["ever", "tried", "ever", "failed"]
+    assert (tmp_path / "a.vtt").read_text().endswith("\n\n")
+
+
+def test_ctrl_c_in_a_pipe_ends_it_too(samples):
+    process = subprocess.Popen(
+        [ZENDAYA, "stream", "-", "--raw"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+    process.stdin.write((samples * 32767).astype("<i2").tobytes())
+    process.stdin.flush()
+    assert process.stdout.read(4) == b"Ever"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err.decode().startswith("zendaya: stopped: ")
+    assert err.count(b"\n") == 1
+    assert out.endswith(b"\n")
