@@ -216,15 +216,20 @@ def test_a_recording_that_breaks_off_keeps_the_cues_before_it(say, samples, tmp_
 
 
 class Child:
-    """The command on a pseudo-terminal."""
+    """The command on a pseudo-terminal of its own, in the foreground of it."""
 
     def __init__(self, *arguments):
-        self.pid, self.terminal = pty.fork()
-        if self.pid == 0:
-            os.execve(ZENDAYA, [str(ZENDAYA), *map(str, arguments)], ENVIRONMENT)
+        self.terminal, self.inside = pty.openpty()
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-        self.held = os.open(os.ttyname(os.open(os.ptsname(self.terminal), os.O_RDWR | os.O_NOCTTY)), os.O_RDWR | os.O_NOCTTY)
+        self.process = subprocess.Popen(
+            [ZENDAYA, *arguments], stdin=self.inside, stdout=self.inside, stderr=self.inside, env=ENVIRONMENT, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
         self.shown = ""
+
+    @property
+    def modes(self):
+        return termios.tcgetattr(self.inside)[3]
 
     def until(self, text, timeout_s=300):
         end_s = time.monotonic() + timeout_s
@@ -232,30 +237,25 @@ class Child:
             assert time.monotonic() < end_s, self.shown
             self._read()
 
-    def _read(self):
-        if select.select([self.terminal], [], [], 0.1)[0]:
-            self.shown += os.read(self.terminal, 65536).decode(errors="replace")
-
     def press(self, text):
         os.write(self.terminal, text.encode())
 
     def end(self, timeout_s=120):
+        """The exit code; by then the terminal is as it was."""
         end_s = time.monotonic() + timeout_s
-        while True:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                break
+        while self.process.poll() is None:
             assert time.monotonic() < end_s, self.shown
             self._read()
         self._read()
-        modes = termios.tcgetattr(self.held)[3]
-        assert modes & termios.ICANON
-        assert modes & termios.ECHO
-        return os.waitstatus_to_exitcode(status)
+        assert self.modes & termios.ICANON
+        assert self.modes & termios.ECHO
+        os.close(self.inside)
+        os.close(self.terminal)
+        return self.process.returncode
 
-    @property
-    def modes(self):
-        return termios.tcgetattr(self.held)[3]
+    def _read(self):
+        if select.select([self.terminal], [], [], 0.1)[0]:
+            self.shown += os.read(self.terminal, 65536).decode(errors="replace")
 
 
 def test_in_a_terminal_captions_come_live_and_keys_turn_the_dial(tmp_path):
@@ -290,17 +290,17 @@ def test_ctrl_c_keeps_what_was_decided(tmp_path):
 
 def test_killed_in_the_middle_the_subtitles_are_whole_cues(samples, tmp_path):
     """A pipe that never ends: the file is looked at while it grows, and after a kill."""
-    process = subprocess.Popen(
-        [ZENDAYA, "stream", "-", "--raw", "--vtt", tmp_path / "a.vtt"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
-    )
+    command = [ZENDAYA, "stream", "-", "--raw", "--vtt", tmp_path / "a.vtt"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     process.stdin.write((samples * 32767).astype("<i2").tobytes() * 2)
     process.stdin.flush()
     end_s = time.monotonic() + 300
     while not (tmp_path / "a.vtt").exists() or len(webvtt.read(str(tmp_path / "a.vtt"))) < 2:
         assert time.monotonic() < end_s
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
+    process.stdin.close()
     assert read_vtt(tmp_path / "a.vtt")[:4] == ["ever", "tried", "ever", "failed"]
     assert (tmp_path / "a.vtt").read_text().endswith("\n\n")
 
