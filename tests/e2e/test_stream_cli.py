@@ -277,6 +277,16 @@ def test_in_a_terminal_captions_come_live_and_keys_turn_the_dial(tmp_path):
     assert found[:2] == ["ever", "tried"]
 
 
+def test_the_demo_plays_and_its_keys_turn_the_dial():
+    child = Child("demo")
+    child.until("[ γ 0.5 ] │ lag ")
+    child.press("]")
+    child.until("[ γ 0.7 ]")
+    child.press("q")
+    child.until("no leak")
+    assert child.end(300) == 0
+
+
 def test_ctrl_c_keeps_what_was_decided(tmp_path):
     child = Child("stream", RECORDING, "--vtt", tmp_path / "a.vtt", "--srt", tmp_path / "a.srt", "--gamma", "1")
     child.until("tried")

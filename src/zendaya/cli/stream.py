@@ -170,7 +170,7 @@ def _pictures(settings: _Settings, fps: float) -> _Chunks:
 
 def _bytes(source: str) -> str | BinaryIO:
     # Not sys.stdin.buffer: a thread that waits in it would hold its lock when the program ends.
-    return io.FileIO(0, closefd=False) if source == "-" else source  # type: ignore[return-value]
+    return io.FileIO(0, closefd=False) if source == "-" else source
 
 
 def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, Any], bool]:

@@ -139,7 +139,7 @@ def read_raw(source: Source, *, chunk_s: float = 0.1) -> Iterator[AudioChunk]:
                 data = odd + piece
                 whole = len(data) // 2 * 2
                 odd = data[whole:]
-                yield np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768
+                yield np.frombuffer(data[:whole], "<i2").astype(np.float32) / np.float32(32768)
 
         heard = 0
         for chunk in _rechunk(blocks(), size):
