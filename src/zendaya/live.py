@@ -80,11 +80,12 @@ def run(
         nonlocal end_s
         pieces = [tokens] if pauses is None else pauses.split(tokens)
         for number, piece in enumerate(pieces):
-            if number:
-                yield from drawn(session.cut(end_s))
+            if number:  # known with the first token after it, or, where none is there yet, with the last before it
+                at_s = now_s if now_s is not None else float(piece.arrival_s[0]) if len(piece) else end_s
+                yield from drawn(session.cut(at_s))
             if len(piece):
-                end_s = max(end_s, now_s if now_s is not None else float(piece.arrival_s[-1]))
-                yield from drawn(session.push(piece.values_TE, piece.arrival_s if now_s is None else end_s))
+                end_s = now_s if now_s is not None else float(piece.arrival_s[-1])
+                yield from drawn(session.push(piece.values_TE, piece.arrival_s if now_s is None else now_s))
 
     state, last_s = encoder.start(), None
     for arrival in source:

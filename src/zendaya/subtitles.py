@@ -203,12 +203,14 @@ class SubtitleFile:
         self._number += 1
         self._append(self._to_text(cue, self._number))
 
-    def close(self) -> None:
-        """Make the file if there was nothing to say, and let it go."""
+    def close(self, *, make: bool = True) -> None:
+        """Let the file go; with nothing in it, it is made only where that is what there was to say."""
         if not self._closed:
             self._closed = True
-            self._append("")
-            os.close(self._handle)
+            if make:
+                self._append("")
+            if self._handle >= 0:
+                os.close(self._handle)
 
     def _append(self, text: str) -> None:
         try:
@@ -237,11 +239,11 @@ class Subtitles:
         if event.last:
             self._write(self._cues.part())
 
-    def close(self) -> None:
-        """Write what is left, and let the files go."""
+    def close(self, *, make: bool = True) -> None:
+        """Write what is left, and let the files go; `make` says whether a file of no cues is to be left."""
         self._write(self._cues.close())
         for file in self._files:
-            file.close()
+            file.close(make=make)
 
     def _write(self, cues: Iterator[Cue]) -> None:
         for cue in cues:

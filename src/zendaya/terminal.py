@@ -174,6 +174,7 @@ class Screen:
         if not self._wraps:
             self._out.write(space + piece)
             return
+        piece = "".join(letter for letter in piece if letter.isprintable())  # no control of the terminal by a model
         width = _width(self._out) - 1
         if self._column + len(space) + cell_len(piece) > width and self._column:
             if self._word and cell_len(self._word) < self._column:  # a word goes on: it moves down as a whole

@@ -24,8 +24,11 @@ import webvtt
 from zendaya.cli import main
 from zendaya.cli.stream import stream
 from zendaya.encoders.media import read_audio
+from zendaya.encoders.pauses import PauseWindows
 from zendaya.errors import ConfigError, SourceError
+from zendaya.live import at_once, run
 from zendaya.pretrained import load_live
+from zendaya.schedule import PowerLaw
 
 ZENDAYA = Path(sys.executable).parent / "zendaya"
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
@@ -98,6 +101,26 @@ def test_gamma_windows_and_cuts_are_what_was_asked_for(say):
     assert {event["window_start"] for event in events} == {0, 200, 400}
     assert {event["horizon"] for event in events} == {200}
     assert say(RECORDING, realtime=False, policy="full") == say(RECORDING, realtime=False, gamma=0.0)
+
+
+@pytest.mark.parametrize("at_s", [3.1, 5.5, 7.3])
+def test_no_text_depends_on_sound_to_come_where_windows_end_at_pauses(loaded, samples, at_s):
+    model, encoder = loaded
+    changed, at = samples.copy(), round(at_s * 16_000)
+    changed[at:] = np.random.default_rng(1).normal(0, 0.1, samples.size - at)
+
+    def events(sound, chunk):
+        session = model.open(PowerLaw(0.7))
+        pauses = PauseWindows(session.window, encoder.traits.tokens_per_s, share=0.2)
+        chunks = [sound[first : first + chunk] for first in range(0, sound.size, chunk)]
+        return [moment.event for moment in run(at_once(chunks), encoder, session, pauses=pauses)]
+
+    whole = events(samples, 1600)
+    assert events(samples, samples.size) == whole
+    assert len({event.window for event in whole}) >= 3
+    known = [event for event in whole if event.arrival_s <= at_s]
+    assert known
+    assert [event for event in events(changed, 1600) if event.arrival_s <= at_s] == known
 
 
 def test_a_video_is_heard(say, text, samples, tmp_path):
@@ -184,7 +207,10 @@ BAD = [
     ["FILE", "--vtt", "OUT", "--srt", "OUT"],
     ["TEXT", "--vtt", "OUT"],
     ["EMPTY", "--vtt", "OUT"],
-    ["CUT", "--encoder", "features:x"],
+    ["CUT"],
+    ["SILENT", "--vtt", "OUT", "--fast"],
+    ["FILE", "--model", "DIR"],
+    ["FILE", "--encoder", "features:x"],
 ]
 
 
@@ -193,7 +219,15 @@ def test_bad_input_is_one_line_exit_code_two_and_no_file(arguments, tmp_path, mo
     (tmp_path / "text.wav").write_text("this is no sound\n")
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "cut.wav").write_bytes(RECORDING.read_bytes()[:30])
-    names = {"FILE": RECORDING, "TEXT": tmp_path / "text.wav", "EMPTY": tmp_path / "empty.wav", "CUT": tmp_path / "cut.wav"}
+    (tmp_path / "silent.wav").write_bytes(RECORDING.read_bytes()[:40] + bytes(4))
+    names = {
+        "SILENT": tmp_path / "silent.wav",
+        "DIR": tmp_path,
+        "FILE": RECORDING,
+        "TEXT": tmp_path / "text.wav",
+        "EMPTY": tmp_path / "empty.wav",
+        "CUT": tmp_path / "cut.wav",
+    }
     names["OUT"] = tmp_path / "out.vtt"
     monkeypatch.setattr(sys, "argv", ["zendaya", "stream", *(str(names.get(word, word)) for word in arguments)])
     with pytest.raises(SystemExit) as ended:

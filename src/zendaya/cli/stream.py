@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from zendaya.cli.encode import INTERRUPTED
-from zendaya.errors import ConfigError, SourceError
+from zendaya.errors import ConfigError, SourceError, ZendayaError
 from zendaya.schedule import PowerLaw, Schedule, parse_schedule
 
 if TYPE_CHECKING:
@@ -131,6 +131,9 @@ def _run(settings: _Settings, subtitles: Subtitles) -> None:
         except KeyboardInterrupt:
             typer.echo(f"zendaya: stopped: what was decided of the first {heard_s:.1f} s is written", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        except ZendayaError:
+            subtitles.close(make=False)
+            raise
 
 
 _Chunks = Iterator[tuple[Any, float, float]]
@@ -143,8 +146,8 @@ def _check_source(settings: _Settings) -> None:
 
     if settings.source is None:
         microphones()
-    elif settings.source == "-" and sys.stdin.isatty():
-        raise SourceError("standard input is a terminal: expected sound from a pipe, as in `ffmpeg … -f wav - | zendaya stream -`")
+    elif settings.source == "-" and (sys.stdin is None or sys.stdin.isatty()):
+        raise SourceError("standard input is a terminal or closed: expected sound from a pipe, as ffmpeg … -f wav - gives it")
     elif settings.is_file:
         probe(settings.source, raw=settings.raw)
 

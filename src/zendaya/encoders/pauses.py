@@ -9,6 +9,7 @@ Shape suffixes: S samples, C channels, L frames of a spectrum, D state width.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,15 +119,20 @@ class PauseWindows:
         self._speech += self._voice.read(self._state, samples_S)
 
     def split(self, tokens: Tokens) -> list[Tokens]:
-        """The tokens in pieces: between two pieces a window ends."""
-        pieces, rest = list[Tokens](), tokens
-        newest = self._given + len(tokens)
-        while len(rest):
-            cut = self._cut(newest, float(rest.arrival_s[-1]))
+        """The tokens in pieces: between two pieces a window ends, which is decided when the first token after it arrives, or with it."""
+        cuts, first, count = list[int](), self._given, 0
+        for arrival_s, together in itertools.groupby(tokens.arrival_s.tolist()):
+            count += len(list(together))
+            cuts += self._cuts(first + count, arrival_s)
+        edges = [0, *(cut - first for cut in cuts), len(tokens)]
+        return [Tokens(tokens.values_TE[start:stop], tokens.arrival_s[start:stop]) for start, stop in itertools.pairwise(edges)]
+
+    def _cuts(self, newest: int, now_s: float) -> Iterator[int]:
+        """The cuts among the tokens up to `newest`, the last of which have just arrived."""
+        while self._given < newest:
+            cut = self._cut(newest, now_s)
             if cut is not None:
-                count = cut - self._given
-                pieces.append(Tokens(rest.values_TE[:count], rest.arrival_s[:count]))
-                rest = Tokens(rest.values_TE[count:], rest.arrival_s[count:])
+                yield cut
                 self._begin = self._given = cut
             elif newest >= self._begin + self.window:
                 self._begin += self.window  # the session begins the next window by itself
@@ -134,7 +140,6 @@ class PauseWindows:
                 break
         self._given = newest
         self._forget()
-        return [*pieces, rest]
 
     def _cut(self, newest: int, now_s: float) -> int | None:
         """The token the longest pause ends the window before, of those still to come or just there; later ones win a tie."""

@@ -165,6 +165,23 @@ def test_an_endless_silence_needs_no_memory():
     assert len(pauses._speech) < 300
 
 
+def test_tokens_of_many_blocks_at_once_are_cut_as_those_of_one_after_another(speech, voice):
+    one, other = (PauseWindows(150, RATE, voice=voice) for _ in range(2))
+    one.hear(speech)
+    other.hear(speech)
+    blocks = [Tokens(torch.full((BLOCK, 1), float(n)), np.full(BLOCK, 2.0 * (n + 1) + 0.0125)) for n in range(4)]
+    together = [len(piece) for piece in one.split(Tokens.join(blocks, 1))]
+    apart, held = [], 0
+    for block in blocks:
+        first, *rest = map(len, other.split(block))
+        held += first
+        for size in rest:
+            apart.append(held)
+            held = size
+    assert [*apart, held] == together
+    assert len(together) > 2
+
+
 def test_bad_settings_and_a_missing_package_are_one_line(monkeypatch):
     for bad in ({"pause_s": 0.0}, {"pause_s": 11.0}, {"share": 0.0}, {"share": 1.5}):
         with pytest.raises(ConfigError):
