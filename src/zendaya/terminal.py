@@ -137,7 +137,11 @@ class Screen:
         self._begun, self._space = False, False
 
     def print(self, line: str) -> None:
-        """A whole line of its own."""
+        """A whole line of its own, where the status was."""
+        if self._shown:
+            self._err.write("\r\x1b[K")
+            self._err.flush()
+            self._shown = " "
         self._out.write(f"{line}\n")
         self._out.flush()
 

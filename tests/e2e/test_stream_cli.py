@@ -23,7 +23,7 @@ import webvtt
 
 from zendaya.cli import main
 from zendaya.cli.stream import stream
-from zendaya.encoders.media import read_audio
+from zendaya.encoders.media import Microphone, read_audio
 from zendaya.encoders.pauses import PauseWindows
 from zendaya.errors import ConfigError, SourceError
 from zendaya.live import at_once, run
@@ -189,6 +189,21 @@ def test_a_pipe_is_heard_as_it_comes(kind, text, samples, tmp_path):
     assert words(result.stdout.decode()) == words(text)
 
 
+def test_a_microphone_is_heard_in_a_thread(say, text, monkeypatch):
+    """No machine that tests has a microphone: what one would give comes from the recording."""
+    asked = []
+
+    def hear(device=None, *, chunk_s=0.1):
+        asked.append(device)
+        yield from read_audio(RECORDING, chunk_s=chunk_s)
+
+    monkeypatch.setattr("zendaya.encoders.media.microphones", lambda: [Microphone(3, "headset", 1, True)])
+    monkeypatch.setattr("zendaya.encoders.media.read_microphone", hear)
+    assert say(mic=True, device="3") == text
+    assert asked == [3]
+    stream(list_devices=True)
+
+
 BAD = [
     ["/no/such.wav"],
     ["--mic", "--fast"],
@@ -200,6 +215,8 @@ BAD = [
     ["FILE", "--cut", "words"],
     ["FILE", "--patience", "-1"],
     ["FILE", "--window", "99"],
+    ["FILE", "--window", "nan"],
+    ["FILE", "--device", "3"],
     ["FILE", "--model", "no-such-model"],
     ["FILE", "--model", "no/such/folder"],
     ["FILE", "--vtt", "/no/such/folder/a.vtt"],

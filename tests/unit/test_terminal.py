@@ -108,6 +108,24 @@ def test_a_status_alone_is_one_line(narrow):
     assert out.getvalue() == "word word word\n"
 
 
+def test_whole_lines_and_a_status_share_a_terminal(narrow):
+    terminal = Terminal()
+    screen = Screen(terminal, terminal, plain=True)
+    for number in range(3):
+        screen.print(f'{{"event": {number}}}')
+        screen.show(lambda number=number: f"status {number}")
+    assert [line for line in terminal.shown if line] == ['{"event": 0}', '{"event": 1}', '{"event": 2}', "status 2"]
+    screen.close()
+    assert terminal.shown[3] == ""
+
+
+def test_a_model_does_not_control_the_terminal(narrow):
+    terminal = Terminal()
+    screen = Screen(terminal, terminal)
+    screen.write(" safe\x1b[2J\x07 text")
+    assert terminal.shown[0] == "safe[2J text"
+
+
 def test_the_status_says_the_dial_lag_exposure_and_window():
     status = Status(500, 50.0)
     assert status.line("gamma=0.5", keys=True) == "[ γ 0.5 ] │ listening, q ends"

@@ -59,6 +59,10 @@ def stream(
         raise ConfigError(f"--cut is pauses or fixed: got {cut!r}")
     if patience is not None and not 0 <= patience < float("inf"):
         raise ConfigError(f"--patience is a number of seconds, at least 0: got {patience}")
+    if window is not None and not 0 < window < float("inf"):
+        raise ConfigError(f"--window is a number of seconds, above 0: got {window}")
+    if device is not None and not mic:
+        raise ConfigError("--device chooses a microphone: it goes with --mic")
     schedule = _policy(gamma, policy)
     _run(
         _Settings(

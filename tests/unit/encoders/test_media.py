@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from zendaya.encoders import media
-from zendaya.encoders.media import microphones, read_audio, read_microphone, read_video, sample
+from zendaya.encoders.media import microphones, probe, read_audio, read_microphone, read_raw, read_video, sample
 from zendaya.errors import ConfigError, MissingExtraError, SourceError
 
 RATE = 16_000
@@ -550,3 +550,38 @@ def test_real_files(data):
     theirs, rate = soundfile.read(recording, dtype="float32")
     assert rate == RATE
     assert abs(theirs.size - samples.size) <= RATE // 50
+
+
+class Dribble(io.RawIOBase):
+    """A pipe that gives a few bytes at a time, and samples in halves."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def readable(self):
+        return True
+
+    def read(self, size=-1):
+        piece, self.data = self.data[:777], self.data[777:]
+        return piece
+
+
+def test_bare_samples_come_in_chunks_whatever_the_pipe_gives():
+    samples = (tone(1.23) * 32768).astype("<i2")
+    chunks = list(read_raw(Dribble(samples.tobytes() + b"x"), chunk_s=0.1))  # cut inside its last sample
+    assert [chunk.samples.size for chunk in chunks] == [1600] * 12 + [480]
+    assert chunks[3].start_s == pytest.approx(0.3)
+    np.testing.assert_array_equal(np.concatenate([chunk.samples for chunk in chunks]), samples.astype(np.float32) / 32768)
+    with pytest.raises(SourceError, match="empty"):
+        list(read_raw(io.BytesIO(b"")))
+
+
+def test_a_recording_is_probed_without_reading_it(tmp_path):
+    soundfile.write(tmp_path / "a.wav", tone(1), RATE)
+    probe(tmp_path / "a.wav")
+    (tmp_path / "b.wav").write_text("no sound at all")
+    with pytest.raises(SourceError, match="not a format"):
+        probe(tmp_path / "b.wav")
+    probe(tmp_path / "b.wav", raw=True)
+    with pytest.raises(SourceError, match="cannot be read"):
+        probe(tmp_path / "c.wav", raw=True)
