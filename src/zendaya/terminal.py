@@ -35,6 +35,8 @@ RECENT = 50
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?", re.DOTALL)
 """What arrow and function keys send: an escape and more, among it the very brackets that turn the dial."""
 
+_BEGUN = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?$")
+
 
 def turned(gamma: float, key: str) -> float:
     """The next setting of the dial: `]` up, `[` down.
@@ -89,8 +91,9 @@ def keys(stdin: TextIO) -> Iterator[Callable[[], str]]:
             with contextlib.suppress(OSError):
                 while select.select([descriptor], [], [], 0)[0] and (data := os.read(descriptor, 1024)):
                     pressed += data.decode(errors="replace")
-            found, pressed = _SEQUENCE.sub("", pressed), ""
-            return found
+            begun = _BEGUN.search(pressed)  # the rest of it is still to come
+            whole, pressed = (pressed[: begun.start()], begun[0]) if begun else (pressed, "")
+            return _SEQUENCE.sub("", whole)
 
         yield ask
     finally:

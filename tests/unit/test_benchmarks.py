@@ -19,3 +19,15 @@ def test_training_beside_its_rivals(tmp_path, monkeypatch, capsys):
     assert all(ratio > 0 for ratio in measured["fixed"]["tiny"]["ratios"].values())
     assert all(result["peak_mib"] > 0 for result in measured["fixed"]["tiny"]["results"].values())
     assert "msvd is skipped" in capsys.readouterr().out
+
+
+def test_first_text_and_its_parts(monkeypatch, capsys):
+    specification = importlib.util.spec_from_file_location("benchmark_first_text", BENCHMARKS / "first_text.py")
+    module = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, "benchmark_first_text", module)
+    specification.loader.exec_module(module)
+    module.main(["--minutes", "0.2", "--warm-up", "1", "--clock", "cpu", "--json"])
+    measured = json.loads(capsys.readouterr().out)
+    parts = measured["ms_10_50_90"]
+    assert measured["blocks"] > 0
+    assert parts["total"][1] >= parts["encoder"][1] > 0 < parts["decoder"][1]

@@ -221,7 +221,11 @@ def test_arrows_and_function_keys_turn_nothing(tmp_path):
     (tmp_path / "child.py").write_text(CHILD)
     child = Child(sys.executable, str(tmp_path / "child.py"))
     child.until("ready")
-    child.press("\x1b[A\x1b[1;5C\x1bOP\x1b[15~]")
+    child.press("\x1b[A\x1b[1;5C\x1bOP\x1b[15~")
+    for part in ("\x1b", "[", "B"):  # a slow line
+        child.press(part)
+        time.sleep(0.1)
+    child.press("]")
     child.until("<]>")
     child.press("q")
     os.waitpid(child.pid, 0)
