@@ -1,6 +1,6 @@
 """How long the shipped speech model computes from the arrival of a block of sound to the first text it licenses: batch 1, one thread.
 
-python benchmarks/first_text.py [RECORDING …] [--gamma 0.5] [--cut pauses] [--clock wall] [--json]
+python benchmarks/first_text.py [RECORDING …] [--gamma 0.5] [--cut fixed] [--clock wall] [--json]
 
 Each block's last samples arrive; the encoder makes its tokens, and the session writes. The first text of a block is what is measured, of
 all blocks that license any, after a warm-up of `--warm-up` blocks. Without a recording, the demo's is used, over and over for `--minutes`.
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("recordings", nargs="*", metavar="RECORDING")
     parser.add_argument("--model", default="tiny.en-dial")
     parser.add_argument("--gamma", type=float, default=0.5)
-    parser.add_argument("--cut", choices=["pauses", "fixed"], default="pauses")
+    parser.add_argument("--cut", choices=["fixed", "pauses"], default="fixed")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")

@@ -17,7 +17,6 @@ from zendaya.audit.leaks import LEAKS
 from zendaya.audit.raw import audit_to_text
 from zendaya.encoders import Encoder
 from zendaya.encoders.features import Precomputed
-from zendaya.encoders.pauses import PauseWindows
 from zendaya.errors import MissingExtraError
 from zendaya.live import Clock, Moment, at_once, paced
 from zendaya.live import run as run_live
@@ -43,14 +42,9 @@ class _Stream:
     """W: a constant, not the recording's own length, which is future information."""
     steps: int | None = None
     """N̂ where the model has not been trained to predict it."""
-    heard: bool = False
-    """Whether the raw input is sound, in which pauses can be heard."""
 
     def open(self, gamma: float, clock: Clock | None = None) -> Session:
         return self.model.open(PowerLaw(gamma), window=self.window, steps=self.steps, clock=clock)
-
-    def pauses(self) -> PauseWindows | None:
-        return PauseWindows(self.window, self.encoder.traits.tokens_per_s) if self.heard else None
 
 
 def run(console: Console) -> None:
@@ -92,14 +86,14 @@ def _play(console: Console, source: _Stream, gamma: float) -> None:
     clock.begin()
     ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
     arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
-    caption(arrivals, source.encoder, session, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, pauses=source.pauses(), each=moments.append)
+    caption(arrivals, source.encoder, session, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=moments.append)
     _say_lag(console, source, moments)
 
 
 def _caption(console: Console, source: _Stream, gamma: float) -> None:
     """The source as fast as it goes."""
     console.print(f"   γ = {gamma:<4}", end="")
-    moments = list(run_live(at_once(source.chunks), source.encoder, source.open(gamma), pauses=source.pauses()))
+    moments = list(run_live(at_once(source.chunks), source.encoder, source.open(gamma)))
     console.print("".join(moment.event.text for moment in moments), markup=False)
     _say_lag(console, source, moments)
 
@@ -126,7 +120,7 @@ def _speech() -> _Stream | None:
     return _Stream(
         what=f"speech, heard by Whisper tiny.en in blocks of {block_s:g} s and written on the dial, both adapted to it",
         raw=samples, chunks=chunks, length_s=samples.size / SAMPLE_RATE, encoder=adapted.encoder, model=adapted.model,
-        window=adapted.model.config.window, heard=True,
+        window=adapted.model.config.window,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def stream(
     raw: Annotated[bool, typer.Option("--raw", help="The source is bare samples: 16 kHz, one channel, s16le.")] = False,
     patience: Annotated[float | None, typer.Option(help="Seconds a late source is waited for; for ever if not given.")] = None,
     window: Annotated[float | None, typer.Option(help="Seconds of a window at most; the model's if not given.")] = None,
-    cut: Annotated[str | None, typer.Option(help="End windows at pauses (default for sound) or fixed.")] = None,
+    cut: Annotated[str, typer.Option(help="Windows end at W (fixed), or where the speaker pauses (pauses).")] = "fixed",
     vtt: Annotated[Path | None, typer.Option(help="Also write WebVTT subtitles to FILE.")] = None,
     srt: Annotated[Path | None, typer.Option(help="Also write SubRip subtitles to FILE.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object an event instead of text.")] = False,
@@ -55,7 +55,7 @@ def stream(
         raise ConfigError("give a file, - for standard input, or --mic: one of the three")
     if mic and (realtime is False or raw):
         raise ConfigError("a microphone is heard as it sounds: --mic goes with neither --fast nor --raw")
-    if cut not in (None, "pauses", "fixed"):
+    if cut not in ("pauses", "fixed"):
         raise ConfigError(f"--cut is pauses or fixed: got {cut!r}")
     if patience is not None and not 0 <= patience < float("inf"):
         raise ConfigError(f"--patience is a number of seconds, at least 0: got {patience}")
@@ -92,7 +92,7 @@ class _Settings:
     realtime: bool | None
     patience_s: float
     window_s: float | None
-    cut: str | None
+    cut: str
     as_json: bool
 
     @property
@@ -117,7 +117,7 @@ def _run(settings: _Settings, subtitles: Subtitles) -> None:
     clock = Clock()
     session, encoder, hears = _session(settings, clock)
     rate, heard_s = encoder.traits.tokens_per_s, 0.0
-    pauses = PauseWindows(session.window, rate) if hears and settings.cut != "fixed" else None
+    pauses = PauseWindows(session.window, rate) if hears and settings.cut == "pauses" else None
     source = _arrivals(settings, _sound(settings) if hears else _pictures(settings, rate), session, clock)
     screen = Screen(sys.stdout, sys.stderr, plain=settings.as_json)
 
