@@ -29,14 +29,15 @@ import numpy as np
 import torch
 
 from zendaya.corpora import read
-from zendaya.encoders import Tokens, encode
+from zendaya.encoders import encode
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
 from zendaya.encoders.pauses import PauseWindows
 from zendaya.encoders.whisper import encode_offline, load_encoder, load_weights
 from zendaya.encoders.whisper_stream import WhisperBlocks
+from zendaya.live import at_once, run
 from zendaya.metrics.latency import average_lagging, length_adaptive_average_lagging
 from zendaya.pretrained import load_adapted, whisper_decoder
-from zendaya.records import Clip
+from zendaya.records import Clip, Event
 from zendaya.schedule import PowerLaw
 from zendaya.stream import Session, replay
 
@@ -61,24 +62,24 @@ def samples_of(folder: Path, clips: Iterable[Clip]) -> np.ndarray:
     return np.concatenate([chunk.samples for clip in clips for chunk in read_audio(folder / clip.media)])
 
 
-def pauses_in(samples_S: np.ndarray, tokens: Tokens, window: int, per_s: float, share: float) -> list[int]:
-    """The counts of tokens after which a window ends, as they are decided live."""
-    pauses, cuts, first = PauseWindows(window, per_s, share=share), list[int](), 0
-    pauses.hear(samples_S)
-    for _, group in itertools.groupby(tokens.arrival_s.tolist()):
-        together = slice(first, first + len(list(group)))
-        for piece in pauses.split(Tokens(tokens.values_TE[together], tokens.arrival_s[together]))[:-1]:
-            first += len(piece)
-            cuts.append(first)
-        first = together.stop
-    return cuts
-
-
-def listen(session: Session, tokens: Any, length_s: float, per_s: float, arrival_s: Any = None, cuts: Iterable[int] = ()) -> Heard:
+def listen(session: Session, tokens: Any, length_s: float, per_s: float, arrival_s: Any = None) -> Heard:
     """What a session writes as the tokens arrive: when they are due, or at the times given."""
-    heard, pending, horizons, now_s = Heard("", ""), "", list[int](), 0.0
     times_s = tokens.arrival_s if arrival_s is None else arrival_s
-    for event in replay(session, tokens.values_TE, times_s, cuts=cuts, end_s=max(length_s, float(times_s[-1]))):
+    return gather(replay(session, tokens.values_TE, times_s, end_s=max(length_s, float(times_s[-1]))), per_s)
+
+
+def listen_for_pauses(session: Session, encoder: WhisperBlocks, samples_S: np.ndarray, share: float) -> Heard:
+    """What a session writes whose windows end at pauses, from that share of W on."""
+    per_s = encoder.traits.tokens_per_s
+    chunks = (samples_S[first : first + SAMPLE_RATE] for first in range(0, samples_S.size, SAMPLE_RATE))
+    moments = run(at_once(chunks), encoder, session, pauses=PauseWindows(session.window, per_s, share=share))
+    return gather((moment.event for moment in moments), per_s)
+
+
+def gather(events: Iterable[Event], per_s: float) -> Heard:
+    """The words of events, and their lags."""
+    heard, pending, horizons, now_s = Heard("", ""), "", list[int](), 0.0
+    for event in events:
         now_s = event.arrival_s
         if not heard.text.strip():
             heard.first_s = now_s
@@ -138,10 +139,13 @@ def decode_one(clips: list[Clip]) -> dict[str, Heard]:
         found["gamma=0.0, whole utterances"] = listen(model.open(PowerLaw(0.0), window=1500), tokens, length_s, per_s)
     else:
         for cut in options.cuts:
-            cuts = [] if cut == "fixed" else pauses_in(samples_S, tokens, options.window, per_s, float(cut))
             for gamma in options.gammas:
-                setting = f"gamma={gamma}" if cut == "fixed" else f"gamma={gamma}, windows end at pauses from {cut} W"
-                found[setting] = listen(model.open(PowerLaw(gamma), window=options.window), tokens, length_s, per_s, cuts=cuts)
+                session = model.open(PowerLaw(gamma), window=options.window)
+                if cut == "fixed":
+                    found[f"gamma={gamma}"] = listen(session, tokens, length_s, per_s)
+                else:
+                    setting = f"gamma={gamma}, windows end at pauses from {cut} W"
+                    found[setting] = listen_for_pauses(session, _worker["encoder"], samples_S, float(cut))
     for heard in found.values():
         heard.name = name
     return found

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zendaya.encoders import Encoder, Tokens
-from zendaya.encoders.pauses import PauseWindows
+from zendaya.encoders.pauses import SAMPLE_RATE, PauseWindows
+from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.records import Event
 from zendaya.stream import Session
 
@@ -76,16 +77,28 @@ def run(
                 return
             yield moment(event, session.window, rate)
 
-    def take(tokens: Tokens, now_s: float | None) -> Iterator[Moment]:
+    def push(tokens: Tokens, now_s: float | None) -> Iterator[Moment]:
         nonlocal end_s
-        pieces = [tokens] if pauses is None else pauses.split(tokens)
-        for number, piece in enumerate(pieces):
-            if number:  # known with the first token after it, or, where none is there yet, with the last before it
-                at_s = now_s if now_s is not None else float(piece.arrival_s[0]) if len(piece) else end_s
-                yield from drawn(session.cut(at_s))
-            if len(piece):
-                end_s = now_s if now_s is not None else float(piece.arrival_s[-1])
-                yield from drawn(session.push(piece.values_TE, piece.arrival_s if now_s is None else now_s))
+        if len(tokens):
+            end_s = now_s if now_s is not None else float(tokens.arrival_s[-1])
+            yield from drawn(session.push(tokens.values_TE, tokens.arrival_s if now_s is None else now_s))
+
+    def take(tokens: Tokens, now_s: float | None) -> Iterator[Moment]:
+        while pauses is not None and (at := pauses.cut(tokens)) is not None:
+            known_s = now_s if now_s is not None else float(tokens.arrival_s[min(at, len(tokens) - 1)])
+            yield from push(tokens[:at], now_s)
+            yield from drawn(session.cut(known_s))
+            if isinstance(encoder, WhisperBlocks):  # it hears the new window from its beginning, as the model learned to read it
+                encoder.begin_span(state, round(pauses.cut_s * SAMPLE_RATE))
+                return
+            tokens = tokens[at:]
+        yield from push(tokens, now_s)
+
+    def heard(raw: Any) -> Iterator[Tokens]:
+        if pauses is None or not isinstance(encoder, WhisperBlocks):
+            yield encoder.read(state, raw)
+        else:
+            yield from encoder.blocks(state, raw)
 
     state, last_s = encoder.start(), None
     for arrival in source:
@@ -95,8 +108,9 @@ def run(
         if pauses is not None:
             pauses.hear(arrival.raw)
         last_s = arrival.now_s
-        yield from take(encoder.read(state, arrival.raw), last_s)
-    yield from take(encoder.finish(state), last_s)
+        for tokens in heard(arrival.raw):
+            yield from take(tokens, last_s)
+    yield from push(encoder.finish(state), last_s)
     yield from drawn(session.finish(end_s))
 
 

@@ -93,7 +93,7 @@ class Session:
         self._seen_s = self._pushed_s = self._now_s = -math.inf
         self._finished = self._ended = False
         self._deadline_s: float | None = None
-        self._window_index, self._first = 0, 0
+        self._window_index, self._first, self._cut_at = 0, 0, 0
         self._previous: tuple[Tensor, list[int]] | None = None
         self._gamma: float | None = None
         self._cache: Cache = model.decoder.start()
@@ -116,7 +116,7 @@ class Session:
         return self._decode()
 
     def cut(self, now_s: float | None = None) -> Iterator[Event]:
-        """End the window with the tokens pushed so far, because a pause was heard; the next ones begin a new window."""
+        """End the window with the tokens pushed so far, because a pause was heard; the next ones begin a new window, and a new block."""
         self._check_open()
         self._queue.append(_Item("cut", self._moment(now_s)))
         return self._decode()
@@ -257,7 +257,8 @@ class Session:
         """When the patience for the window's first `needed` tokens is over."""
         due_s = self._reached_s
         if self.pace is not None:
-            due_s = max(due_s, self._first_s + self.pace.between_s(self._first, self._first + min(needed, self.window) - 1))
+            first = self._first - self._cut_at
+            due_s = max(due_s, self._first_s + self.pace.between_s(first, first + min(needed, self.window) - 1))
         return due_s + self.patience_s
 
     def _take(self, item: _Item, needed: int) -> None:
@@ -266,6 +267,8 @@ class Session:
         if item.tokens_TE is None:
             self._queue.popleft()
             self._ended = self._ended or item.kind == "end"
+            if item.kind == "cut":
+                self._cut_at = self._first + self._arrived
             self._complete = self._complete or item.kind == "end" or (item.kind == "cut" and self._arrived > 0)
             return
         if self._arrived == 0:

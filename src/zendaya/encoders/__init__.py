@@ -60,6 +60,9 @@ class Tokens:
     def __len__(self) -> int:
         return self.values_TE.shape[0]
 
+    def __getitem__(self, which: slice) -> Tokens:
+        return Tokens(self.values_TE[which], self.arrival_s[which])
+
     @staticmethod
     def none(dim: int) -> Tokens:
         """No tokens."""

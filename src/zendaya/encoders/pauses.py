@@ -118,28 +118,34 @@ class PauseWindows:
         """Take the sound, before or together with the tokens made of it."""
         self._speech += self._voice.read(self._state, samples_S)
 
-    def split(self, tokens: Tokens) -> list[Tokens]:
-        """The tokens in pieces: between two pieces a window ends, which is decided when the first token after it arrives, or with it."""
-        cuts, first, count = list[int](), self._given, 0
+    @property
+    def cut_s(self) -> float:
+        """Where the current window began: the last cut, on the clock of the source, unless W tokens have passed since."""
+        return self._begin / self.tokens_per_s
+
+    def cut(self, tokens: Tokens) -> int | None:
+        """How many of the tokens come before the end of a window, decided as they arrive; None: all do. Give those after it again."""
+        first, count = self._given, 0
         for arrival_s, together in itertools.groupby(tokens.arrival_s.tolist()):
             count += len(list(together))
-            cuts += self._cuts(first + count, arrival_s)
-        edges = [0, *(cut - first for cut in cuts), len(tokens)]
-        return [Tokens(tokens.values_TE[start:stop], tokens.arrival_s[start:stop]) for start, stop in itertools.pairwise(edges)]
+            cut = self._first_cut(first + count, arrival_s)
+            if cut is not None:
+                return cut - first
+        return None
 
-    def _cuts(self, newest: int, now_s: float) -> Iterator[int]:
-        """The cuts among the tokens up to `newest`, the last of which have just arrived."""
+    def _first_cut(self, newest: int, now_s: float) -> int | None:
+        """The first cut among the tokens up to `newest`, the last of which have just arrived."""
         while self._given < newest:
             cut = self._cut(newest, now_s)
             if cut is not None:
-                yield cut
                 self._begin = self._given = cut
-            elif newest >= self._begin + self.window:
-                self._begin += self.window  # the session begins the next window by itself
-            else:
+                return cut
+            if newest < self._begin + self.window:
                 break
+            self._begin += self.window  # the session begins the next window by itself
         self._given = newest
         self._forget()
+        return None
 
     def _cut(self, newest: int, now_s: float) -> int | None:
         """The token the longest pause ends the window before, of those still to come or just there; later ones win a tie."""

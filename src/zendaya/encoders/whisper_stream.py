@@ -10,7 +10,7 @@ Shape suffixes: S samples, C mel bins, L mel frames, T tokens of a block, P plac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -196,13 +196,24 @@ class WhisperBlocks:
         return BlockState(cache=[(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.encoder_layers)])
 
     def read(self, state: BlockState, raw: Samples) -> Tokens:
+        return Tokens.join(list(self.blocks(state, raw)), self.traits.dim)
+
+    def blocks(self, state: BlockState, raw: Samples) -> Iterator[Tokens]:
+        """As `read`, a block at a time; between two of them `begin_span` may be called."""
         state.heard.take(raw)
-        parts = []
         while (needed := self._block_end(state) + AHEAD) <= state.heard.total:
             values_TD = self._encode_block(state)
-            parts.append(self._pool(state, values_TD, needed))
-        state.heard.forget(max(state.span_start, state.span_start + state.place * TOKEN - BEHIND))
-        return Tokens.join(parts, self.traits.dim)
+            yield self._pool(state, values_TD, needed)
+        # The last block stays: a span may yet begin in it.
+        state.heard.forget(max(0, state.span_start + (state.place - self.block) * TOKEN - BEHIND))
+
+    def begin_span(self, state: BlockState, sample: int) -> None:
+        """Begin a span at a sample of the last block: its tokens from there on are void, and what they were made of is heard again."""
+        last = state.span_start + (state.place - self.block) * TOKEN
+        if not max(0, last) <= sample <= state.heard.total:
+            raise SourceError(f"whisper: a span may begin in the last block, at samples {max(0, last)} … {state.heard.total}: got {sample}")
+        state.span_start, state.place = sample, 0
+        state.unpooled.clear()
 
     def finish(self, state: BlockState) -> Tokens:
         state.heard.check()

@@ -42,12 +42,12 @@ def windows_of(samples, voice, *, chunk=1600, window=150, **settings):
         heard += piece.size
         while (given + BLOCK) * 320 + AHEAD <= heard:
             decided = (given + BLOCK) * 320 + AHEAD
-            parts = pauses.split(Tokens(torch.zeros(BLOCK, 1), np.full(BLOCK, decided / 16_000)))
-            assert sum(map(len, parts)) == BLOCK
-            for part in parts[:-1]:
-                given += len(part)
+            rest = Tokens(torch.zeros(BLOCK, 1), np.full(BLOCK, decided / 16_000))
+            while (at := pauses.cut(rest)) is not None:
+                given, rest = given + at, rest[at:]
+                assert pauses.cut_s == given / RATE
                 cuts.append((given, decided))
-            given += len(parts[-1])
+            given += len(rest)
     return cuts
 
 
@@ -166,7 +166,8 @@ def test_an_endless_silence_needs_no_memory():
     pauses = PauseWindows(150, RATE, voice=Script([False] * 40_000))
     for block in range(1, 200):
         pauses.hear(np.zeros(32_000, np.float32))
-        pauses.split(Tokens(torch.zeros(BLOCK, 1), np.full(BLOCK, block * 2.0)))
+        while pauses.cut(Tokens(torch.zeros(BLOCK, 1), np.full(BLOCK, block * 2.0))[pauses._given - (block - 1) * BLOCK :]) is not None:
+            pass
     assert len(pauses._speech) < 300
 
 
@@ -175,10 +176,17 @@ def test_tokens_of_many_blocks_at_once_are_cut_as_those_of_one_after_another(spe
     one.hear(speech)
     other.hear(speech)
     blocks = [Tokens(torch.full((BLOCK, 1), float(n)), np.full(BLOCK, 2.0 * (n + 1) + 0.0125)) for n in range(4)]
-    together = [len(piece) for piece in one.split(Tokens.join(blocks, 1))]
+
+    def pieces(pauses, tokens):
+        while (at := pauses.cut(tokens)) is not None:
+            yield at
+            tokens = tokens[at:]
+        yield len(tokens)
+
+    together = list(pieces(one, Tokens.join(blocks, 1)))
     apart, held = [], 0
     for block in blocks:
-        first, *rest = map(len, other.split(block))
+        first, *rest = pieces(other, block)
         held += first
         for size in rest:
             apart.append(held)
