@@ -73,9 +73,13 @@ def read_vtt(path):
     return words(" ".join(" ".join(cue.lines) for cue in webvtt.read(str(path))))
 
 
-def test_a_recording_is_captioned_a_line_a_window(text):
-    assert words(text) == ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
-    assert len(text.splitlines()) == 2  # the speaker pauses before the second
+def test_a_recording_is_captioned_a_line_a_window(say, text):
+    said = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
+    assert sum(one != other for one, other in zip(words(text), said, strict=True)) <= 1
+    assert len(text.splitlines()) == 1  # 10 s
+    paused = say(RECORDING, cut="pauses", realtime=False)
+    assert words(paused) == said
+    assert len(paused.splitlines()) == 2
 
 
 def test_subtitles_hold_the_text_at_the_time_it_was_spoken(say, text, tmp_path):
@@ -85,7 +89,7 @@ def test_subtitles_hold_the_text_at_the_time_it_was_spoken(say, text, tmp_path):
     assert read_vtt(tmp_path / "a.vtt") == words(text)
     assert [cue.content for cue in srt.parse((tmp_path / "a.srt").read_text())] == [cue.text for cue in cues]
     better = next(cue for cue in cues if "better" in cue.text)
-    assert 5 <= better.start_in_seconds <= 8 <= better.end_in_seconds + 1  # said at 8 s
+    assert 6 <= better.start_in_seconds <= 9 <= better.end_in_seconds  # said from 8.1 to 8.9 s
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.srt", "a.vtt"]
 
 

@@ -14,11 +14,12 @@ import typer
 
 from zendaya.cli.encode import INTERRUPTED
 from zendaya.errors import ConfigError, SourceError, ZendayaError
-from zendaya.schedule import PowerLaw, Schedule, parse_schedule
+from zendaya.schedule import PowerLaw, Schedule
 
 if TYPE_CHECKING:
     from zendaya.encoders import Encoder
     from zendaya.live import Arrival, Clock, Moment
+    from zendaya.policies import Policy
     from zendaya.stream import Session
     from zendaya.subtitles import Subtitles
 
@@ -29,7 +30,10 @@ def stream(
     device: Annotated[str | None, typer.Option(help="With --mic: which one, by its number or part of its name.")] = None,
     list_devices: Annotated[bool, typer.Option("--list-devices", help="List the microphones and stop.")] = False,
     gamma: Annotated[float | None, typer.Option(help="The dial: 0 offline, 1 real time; 0.5 if not given. Keys [ and ] turn it.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Another policy instead: wait-k=10,stride=2, full, learned …")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Another policy instead: wait-k=10,stride=2, full, local-agreement=100 …"),
+    ] = None,
     model: Annotated[str, typer.Option(help="The shipped model, an adapter's folder, or a checkpoint.")] = "tiny.en-dial",
     encoder: Annotated[str | None, typer.Option(help="For a checkpoint: its encoder, if its run does not say it.")] = None,
     realtime: Annotated[
@@ -73,11 +77,15 @@ def stream(
     )  # fmt: skip
 
 
-def _policy(gamma: float | None, policy: str | None) -> Schedule:
+def _policy(gamma: float | None, policy: str | None) -> Schedule | Policy:
     """The one place where a policy is named."""
     if gamma is not None and policy is not None:
         raise ConfigError("give --gamma or --policy, one of the two")
-    return parse_schedule(policy) if policy is not None else PowerLaw(0.5 if gamma is None else gamma)
+    if policy is None:
+        return PowerLaw(0.5 if gamma is None else gamma)
+    from zendaya.policies import parse_policy
+
+    return parse_policy(policy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +94,7 @@ class _Settings:
     """None: the microphone."""
     device: str | None
     raw: bool
-    schedule: Schedule
+    schedule: Schedule | Policy
     model: str
     encoder: str | None
     realtime: bool | None
@@ -194,7 +202,7 @@ def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, A
     session = model.open(
         settings.schedule,
         window=None if settings.window_s is None else round(settings.window_s * traits.tokens_per_s),
-        steps=model.config.max_steps if model.length is None and settings.schedule.needs_length else None,
+        steps=model.config.max_steps if model.length is None and getattr(settings.schedule, "needs_length", False) else None,
         patience_s=settings.patience_s, pace=Pace(traits.tokens_per_s, block), clock=clock if settings.live else None,
     )  # fmt: skip
     return session, encoder, isinstance(encoder, WhisperBlocks)
