@@ -95,6 +95,16 @@ class History:
 
 
 @dataclass
+class Watched:
+    """What a teacher-forced pass saw on its way, for losses that look inside; `rows` fills it."""
+
+    memory_BFD: Tensor | None = None
+    """The window's source tokens as cross-attention reads them."""
+    log_weights: list[Tensor] = field(default_factory=list)
+    """ln of the attention of each layer's first head, text rows over the window's source tokens (B, N, F)."""
+
+
+@dataclass
 class Cache:
     """The explicit state of an incremental decode of `batch` streams in step: projected source, and keys and values of the text rows."""
 
@@ -183,6 +193,12 @@ class Attention(nn.Module):
         """How much each query gives to each key, (B, A, T, T): what `forward` sums by, which never makes it."""
         q_BATK = self._split(self.query(x_BTD))
         return (q_BATK @ k_BATK.transpose(-1, -2) / math.sqrt(q_BATK.shape[-1])).softmax(-1)
+
+    def first_head(self, x_BTD: Tensor, k_BATK: Tensor, mask_B1TT: Tensor) -> Tensor:
+        """ln of the weights of the first head."""
+        width = k_BATK.shape[-1]
+        q_BTK = functional.linear(x_BTD, self.query.weight[:width], self.query.bias[:width])
+        return (q_BTK @ k_BATK[:, 0].transpose(1, 2) / width**0.5 + mask_B1TT[:, 0]).log_softmax(-1)
 
     def _split(self, x_BTI: Tensor) -> Tensor:
         return x_BTI.view(*x_BTI.shape[:-1], self.heads, x_BTI.shape[-1] // self.heads).transpose(1, 2)
@@ -282,10 +298,10 @@ class Decoder(nn.Module):
 
     def loss(
         self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, targets_BN: Tensor, *,
-        history: History | None = None, label_smoothing: float = 0.0,
+        history: History | None = None, label_smoothing: float = 0.0, watched: Watched | None = None,
     ) -> Tensor:  # fmt: skip
         """Sum of the cross-entropies of `forward`'s logits to the targets that are not negative; rows without one are not projected."""
-        x_BND, spoiled_BN = self.rows(ids_BN, source_BFE, horizons_BN, history=history)
+        x_BND, spoiled_BN = self.rows(ids_BN, source_BFE, horizons_BN, history=history, watched=watched)
         wanted_BN = targets_BN >= 0
         read_R = (wanted_BN & ~spoiled_BN).flatten().nonzero()[:, 0]
         x_RD = x_BND.flatten(0, 1)
@@ -295,7 +311,9 @@ class Decoder(nn.Module):
         loss: Tensor = _TiedLoss.apply(self.norm(x_RD), self.tokens.weight, targets_R, label_smoothing)  # type: ignore[no-untyped-call]
         return loss + torch.nan if (wanted_BN & spoiled_BN).any() else loss
 
-    def rows(self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, *, history: History | None = None) -> tuple[Tensor, Tensor]:
+    def rows(
+        self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, *, history: History | None = None, watched: Watched | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The rows' last states, which `forward` projects to logits, and which of them are spoiled: their logits are NaN."""
         if source_BFE.shape[1] > self.config.max_source:
             raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {source_BFE.shape[1]}")
@@ -326,11 +344,17 @@ class Decoder(nn.Module):
         crossings = [layer.cross_attention for layer in self.layers if isinstance(layer, TextLayer)]
         memories = _project(memory_BMD, [dense for attention in crossings for dense in (attention.key, attention.value)], self.config.heads)
         keys_values = dict(zip(crossings, zip(memories[::2], memories[1::2], strict=True), strict=True))
+        num_previous = memory_BMD.shape[1] - source_BFE.shape[1]
+        if watched is not None:
+            watched.memory_BFD = memory_BMD[:, num_previous:]
 
         def attend_self(attention: Attention, x_BND: Tensor) -> Tensor:
             return attention.within(x_BND, mask=mask_self, causal=mask_self is None)
 
         def attend_cross(attention: Attention, x_BND: Tensor) -> Tensor:
+            if watched is not None:
+                log_weights_BNM = attention.first_head(x_BND, keys_values[attention][0], mask_B1NM)
+                watched.log_weights.append(log_weights_BNM[:, num_history:, num_previous:])
             y_BND = self._cross(attention, x_BND, *keys_values[attention], mask_B1NM)
             return y_BND.masked_fill(blind_BN1, 0.0) if any_blind else y_BND
 

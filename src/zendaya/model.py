@@ -26,7 +26,7 @@ from huggingface_hub import ModelHubMixin, constants, hf_hub_download
 from torch import Tensor, nn
 
 from zendaya.atomic import write_atomically
-from zendaya.decoder import Decoder, DecoderConfig, History
+from zendaya.decoder import Decoder, DecoderConfig, History, Watched
 from zendaya.errors import CheckpointError, ConfigError, SourceError
 from zendaya.length import FixLength, InfLength, pool
 from zendaya.schedule import Schedule
@@ -242,12 +242,13 @@ class Model(
         logits_BNV: Tensor = self.decoder(batch.ids_BN, batch.source_BFE, batch.horizons_BN, history=batch.history)
         return logits_BNV[:, len(self.config.framing.prompt) - 1 :]
 
-    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> Tensor:
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0, watched: Watched | None = None) -> Tensor:
         """Sum of the cross-entropies of the batch's targets: those of `forward`'s logits, without making them all."""
         targets_BN = nn.functional.pad(batch.targets_BN, (len(self.config.framing.prompt) - 1, 0), value=-100)
         return self.decoder.loss(
-            batch.ids_BN, batch.source_BFE, batch.horizons_BN, targets_BN, history=batch.history, label_smoothing=label_smoothing
-        )
+            batch.ids_BN, batch.source_BFE, batch.horizons_BN, targets_BN, history=batch.history, label_smoothing=label_smoothing,
+            watched=watched,
+        )  # fmt: skip
 
     # Length.
 

@@ -53,10 +53,10 @@ def librispeech() -> TrainConfig:
     """LibriSpeech utterances on block-causal Whisper tiny.en features at 12.5 tokens a second, small, from scratch."""
     return TrainConfig(
         name="librispeech", corpus="librispeech", folder="librispeech", encoder="whisper:tiny.en,block_s=1,pool=4", schedule=PowerLaw(0.3),
-        model=_small(dim=192, layers=3, source_dim=384, window=450, max_steps=200, dropout=0.1, vocab_size=1000), vocab_size=1000,
-        lower=True,
-        label_smoothing=0.1, source_noise=0.05,
-        loop=LoopConfig(epochs=12, batch_tokens=3000, short_first=2, learning_rate=1e-3, warmup_steps=200, patience=5, weight_decay=0.05),
+        model=_small(
+            dim=192, layers=2, source_dim=384, window=450, max_steps=200, dropout=0.1, vocab_size=1000, source_layers=2
+        ), vocab_size=1000, lower=True, label_smoothing=0.1, source_noise=0.05, alignment=0.4,
+        loop=LoopConfig(epochs=8, batch_tokens=2000, short_first=1, learning_rate=2e-3, warmup_steps=200, patience=5, weight_decay=0.05),
     )  # fmt: skip
 
 

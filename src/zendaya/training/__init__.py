@@ -57,11 +57,15 @@ class TrainConfig:
     length_weight: float = 0.1
     label_smoothing: float = 0.0
     source_noise: float = 0.0
+    alignment: float | None = None
+    """Weight of the losses that align source and text (alignment.py); None: none."""
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
         if self.form not in ("fix", "inf") or self.scale not in ("segment", "window"):
             raise ConfigError(f"recipe {self.name}: form is fix or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
+        if self.alignment is not None and not 0 < self.alignment < float("inf"):
+            raise ConfigError(f"recipe {self.name}: alignment is a weight above 0, or None: got {self.alignment!r}")
         # What form and schedule determine is derived: wait-k predicts no length, so it has no head (Sec. 5.1).
         length = "none" if isinstance(self.schedule, WaitK) else self.form
         object.__setattr__(self, "model", dataclasses.replace(self.model, length=length, history=self.form == "inf"))
@@ -122,6 +126,7 @@ def train(
         TaskConfig(
             schedule=schedule, stride=stride, scale=config.model.window if config.scale == "window" else None,
             length_weight=config.length_weight, label_smoothing=config.label_smoothing, source_noise=config.source_noise,
+            alignment=config.alignment,
         ),
     )  # fmt: skip
     return run(task, config.loop, folder, resume=resume, report=report)

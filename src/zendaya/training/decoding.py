@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from zendaya.decoder import Watched
 from zendaya.encoders.store import FeatureStore
 from zendaya.errors import ConfigError
 from zendaya.model import Batch, Model
 from zendaya.schedule import Schedule
+from zendaya.training import alignment
 from zendaya.training.dial import Dial
 
 
@@ -52,6 +54,8 @@ class TaskConfig:
     label_smoothing: float = 0.0
     source_noise: float = 0.0
     """Share of source tokens that are zeroed in training."""
+    alignment: float | None = None
+    """Weight of each of two losses that find where in the source each token was said, and tell cross-attention: see alignment.py."""
 
 
 @dataclass
@@ -69,8 +73,10 @@ class DecodingTask:
 
     def __init__(self, model: Model, store: FeatureStore, examples: dict[str, Sequence[Example]], config: TaskConfig) -> None:
         self.model, self.store, self.examples, self.config = model, store, examples, config
-        self.module: nn.Module = _Teacher(model, config.label_smoothing)
+        self.module: nn.Module = _Teacher(model, config.label_smoothing, align=config.alignment is not None)
         self.weights = {"nll": 1.0} | ({"length": config.length_weight} if model.length is not None else {})
+        if config.alignment is not None:
+            self.weights |= {"ctc": config.alignment, "guide": config.alignment}
 
     def sizes(self, split: str) -> list[tuple[int, int]]:
         return [
@@ -84,6 +90,8 @@ class DecodingTask:
     def counts(self, split: str, indices: list[int]) -> dict[str, int]:
         examples = self.examples[split]
         counts = {"nll": sum(len(examples[index].window.ids) + 1 for index in indices)}
+        if self.config.alignment is not None and split == "train":
+            counts |= {"ctc": counts["nll"], "guide": counts["nll"]}
         return counts | ({"length": len(indices)} if "length" in self.weights else {})
 
     def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Lesson:
@@ -123,17 +131,39 @@ class DecodingTask:
 class _Teacher(nn.Module):
     """Sums of the losses of a batch."""
 
-    def __init__(self, model: Model, label_smoothing: float) -> None:
+    def __init__(self, model: Model, label_smoothing: float, *, align: bool = False) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
+        self.source_norm = nn.LayerNorm(model.config.decoder.dim) if align else None
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         batch = lesson.batch
-        sums = {"nll": self.model.loss(batch, label_smoothing=self.label_smoothing if self.training else 0.0)}
+        watched = Watched() if self.source_norm is not None and self.training else None
+        sums = {"nll": self.model.loss(batch, label_smoothing=self.label_smoothing if self.training else 0.0, watched=watched)}
+        if watched is not None:
+            sums |= self._align(batch, watched)
         if self.model.length is not None:
             logits_BC = self.model.length_logits(batch.source_BFE, lesson.buffers_B, batch.history)
             sums["length"] = functional.cross_entropy(logits_BC, lesson.steps_B - 1, reduction="sum")
         return sums
+
+    def _align(self, batch: Batch, watched: Watched) -> dict[str, Tensor]:
+        """CTC of the source tokens, whose output is tied to the text's, and attention to the places it finds."""
+        assert self.source_norm is not None
+        assert watched.memory_BFD is not None
+        tokens_VD = self.model.decoder.tokens.weight
+        log_probs_BFV = functional.linear(self.source_norm(watched.memory_BFD), tokens_VD).float().log_softmax(-1)
+        lengths_B = (batch.targets_BN >= 0).sum(1) - 1  # without the end, which is not said
+        text_BN = batch.targets_BN[:, :-1]
+        text_BN = text_BN.masked_fill(torch.arange(text_BN.shape[1], device=text_BN.device) >= lengths_B[:, None], alignment.BLANK)
+        said = (batch.source_lengths_B, text_BN, lengths_B)
+        prompt = len(self.model.config.framing.prompt) - 1
+        rows = slice(prompt, prompt + text_BN.shape[1])
+        guide = alignment.guide_loss(
+            [weights_BNF[:, rows] for weights_BNF in watched.log_weights], batch.horizons_BN[:, rows],
+            alignment.places(log_probs_BFV, *said),
+        )  # fmt: skip
+        return {"ctc": alignment.ctc_loss(log_probs_BFV, *said), "guide": guide}
 
 
 def standardise(model: Model, store: FeatureStore, windows: Sequence[Window], *, most: int = 500) -> None:
