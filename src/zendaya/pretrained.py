@@ -56,6 +56,7 @@ def whisper_decoder(weights: WhisperWeights, *, language: str = "en") -> Model:
     whole = ModelConfig(decoder=decoder, window=decoder.max_source, max_steps=steps, length="none", history=False, framing=framing)
     model = Model(whole, tokenizer)
     model.decoder.load_state_dict(_rename(weights.state, config.decoder_layers))
+    model.decoder.lay_out_for_steps()
     model.alignment_heads = weights.alignment_heads
     return model.eval()
 
@@ -82,6 +83,7 @@ def load_adapted(name: str | Path = "tiny.en-dial", **hub: Any) -> Adapted:
     model.decoder.load_state_dict(base.decoder.state_dict())
     model.alignment_heads = base.alignment_heads
     adapter.merge(encoder, model)
+    model.decoder.lay_out_for_steps()
     known = f"{config.base}+{path.stem if path.name != ADAPTER else path.parent.name}@{adapter.digest[:8]}"
     return Adapted(WhisperBlocks(encoder, known, block_s=config.block_s, ceiling=config.ceiling), model.eval(), adapter.digest)
 
