@@ -57,6 +57,9 @@ class ModelConfig:
     pauses: bool = False
     """Whether an end that is chosen before the whole window may be read is a pause: nothing is written, the schedule goes on, and the
     step is decided again with what it then may read. For models trained not to guess words they have not heard."""
+    loop_tokens: int = 0
+    """Above 0, a phrase that was written again and again for so many tokens, and at least three times, is not written once more, and a
+    window that never came to its end leaves no history: a decoder that has fallen into a loop would stay in it for ever."""
     framing: Framing = dataclasses.field(default_factory=Framing)
     pace: bool = False
     """Whether N̂ is that of a whole window at the pace of the source, also where the source ends sooner; it scales with the window."""
@@ -70,6 +73,9 @@ class ModelConfig:
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"model config: {name} must be a whole number, at least 1: got {value!r}")
+        loop: object = self.loop_tokens
+        if not isinstance(loop, int) or isinstance(loop, bool) or loop < 0:
+            raise ConfigError(f"model config: loop_tokens must be a whole number, at least 0: got {loop!r}")
         for name in ("history", "pauses", "pace"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"model config: {name} must be true or false: got {getattr(self, name)!r}")
@@ -105,7 +111,7 @@ class ModelConfig:
         record: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         if not self.gammas:  # a model without these is written as before there were any
             del record["gammas"], record["lag_price"]
-        for name in ("pace", "pauses"):
+        for name in ("pace", "pauses", "loop_tokens"):
             if not record[name]:
                 del record[name]
         return record

@@ -25,6 +25,9 @@ from zendaya.text import Framing, Tokenizer
 RECIPE = "recipe.json"
 """What a training run leaves beside its checkpoints (`training.state`, which stands above)."""
 
+LOOP_TOKENS = 8
+"""A phrase said again and again for so many tokens is a loop, which Whisper is known to fall into; people say no such thing."""
+
 # Our module names and transformers'. The names of a layer's parts come after these; `weight` and `bias` are the same.
 _LAYER = {
     "self_attention.query": "self_attn.q_proj",
@@ -79,7 +82,7 @@ def load_adapted(name: str | Path = "tiny.en-dial", **hub: Any) -> Adapted:
     weights = load_weights(config.base, **hub)
     check_base(adapter, weights, path)
     encoder, base = load_encoder(weights), whisper_decoder(weights)
-    model = Model(config.model, base.tokenizer)
+    model = Model(dataclasses.replace(config.model, loop_tokens=config.model.loop_tokens or LOOP_TOKENS), base.tokenizer)
     model.decoder.load_state_dict(base.decoder.state_dict())
     model.alignment_heads = base.alignment_heads
     adapter.merge(encoder, model)

@@ -409,6 +409,8 @@ class Session:
         """Greedy choice among the tokens that may be written; where the end is a pause too, it must be likelier than all words together."""
         framing = self.model.config.framing
         banned = [*framing.suppress, *framing.suppress_first] if step == 1 else [*framing.suppress]
+        if self.model.config.loop_tokens:
+            banned += going_round(self._written, self.model.config.loop_tokens)
         logits_V = logits_V.clone()
         logits_V[banned] = -torch.inf
         if self.model.config.pauses and float(logits_V.softmax(-1)[framing.end]) < 0.5:
@@ -421,7 +423,10 @@ class Session:
             return False
         window_TE = self._window_tokens()
         decoder, framing = self.model.decoder, self.model.config.framing
-        if self.model.config.history:
+        lost = self.model.config.loop_tokens > 0 and self._written[-1:] != [framing.end]
+        if lost:
+            self._previous = None
+        if self.model.config.history and not lost:
             if not bool(torch.isfinite(window_TE).all()):
                 raise SourceError(f"window {self._window_index}: it holds a source token that is not finite; check the encoder")
             text = [token for token in self._written if token != framing.end]
@@ -437,6 +442,25 @@ class Session:
         self._window_index += 1
         self._begin_window()
         return True
+
+
+LONGEST_PHRASE = 12
+"""Tokens of the longest phrase whose repetition is taken for a loop: a clause."""
+
+
+def going_round(written: Sequence[int], num_tokens: int) -> list[int]:
+    """The tokens that would go on with a phrase that has been repeated for that many tokens, and at least three times, up to the last.
+
+    >>> going_round([5, 7, 7, 7, 7], 4), going_round([7, 7, 7], 4), going_round([1, 2, 3, 1, 2, 3, 1, 2, 3], 4)
+    ([7], [], [1])
+    """
+    found = []
+    for period in range(1, LONGEST_PHRASE + 1):
+        stretch = max(num_tokens, 3 * period)
+        tail = written[-stretch:]
+        if len(tail) == stretch and tail[period:] == tail[:-period]:
+            found.append(tail[-period])
+    return found
 
 
 def replay(

@@ -167,3 +167,29 @@ def test_an_early_end_is_a_pause_where_the_model_pauses(schedule, count, pieces)
         assert horizons[-1] == arrived
         assert len(mine) == min(8, arrived // 2) + 1
         assert all(e.effective_horizon >= 2 * e.step for e in mine[:-1])
+
+
+class Stuck(Session):
+    """Says one thing for ever unless it may not; then its end."""
+
+    def _logits(self, horizon):
+        super()._logits(horizon)
+        logits_V = torch.zeros(self.model.config.decoder.vocab_size)
+        logits_V[[7, self.model.config.framing.end]] = torch.tensor([9.0, 5.0])
+        return logits_V
+
+
+@pytest.mark.parametrize(("loop_tokens", "lengths"), [(0, [32, 32]), (5, [6, 6])])
+def test_a_loop_is_left_where_the_model_says_so(loop_tokens, lengths):
+    model = Model(dataclasses.replace(MODEL.config, loop_tokens=loop_tokens), TOKENIZER).eval()
+    events = decode(Stuck(model, Full()), stream(48))
+    assert [event.step for event in events if event.last] == lengths
+
+
+def test_a_window_that_never_ended_leaves_no_history_where_loops_are_watched():
+    for loop_tokens, forgets in ((0, False), (8, True)):
+        model = Model(dataclasses.replace(MODEL.config, loop_tokens=loop_tokens), TOKENIZER).eval()
+        session = model.open(Full(), max_steps=5)
+        session._choose = lambda logits_V, step: 100 + step  # never ends
+        list(session.push(stream(25)))
+        assert (session._window_index, session._previous is None) == (1, forgets)
