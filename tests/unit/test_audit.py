@@ -55,8 +55,8 @@ class OtherStreamsKeys(Decoder):
 class LargestHorizon(Decoder):
     """In a batch, all streams but the first read as far as the furthest."""
 
-    def _write_rows(self, cache, ids_BN, horizons):
-        return super()._write_rows(cache, ids_BN, [horizons[0], *[max(horizons)] * (len(horizons) - 1)])
+    def _write_rows(self, cache, ids_BN, horizons, gaze=None):
+        return super()._write_rows(cache, ids_BN, [horizons[0], *[max(horizons)] * (len(horizons) - 1)], gaze)
 
 
 class OpenNeighbours(Decoder):
@@ -87,8 +87,8 @@ class OpenBlindRows(Decoder):
 class OpenPrompt(Decoder):
     """The prompt reads all that is cached."""
 
-    def prefill(self, cache, ids_BN, horizon):
-        return super().prefill(cache, ids_BN, cache.num_source if ids_BN.shape[1] > 1 or cache.num_rows == 0 else horizon)
+    def prefill(self, cache, ids_BN, horizon, *, gaze=None):
+        return super().prefill(cache, ids_BN, cache.num_source if ids_BN.shape[1] > 1 or cache.num_rows == 0 else horizon, gaze=gaze)
 
 
 class OneStepTooFar(Decoder):
