@@ -1,8 +1,8 @@
 """`zendaya stream` as a user runs it: files, videos, pipes, a terminal with keys, Ctrl-C, kill; text, subtitles, events and exit codes."""
 
+import difflib
 import fcntl
 import importlib.resources
-import difflib
 import json
 import os
 import pty
