@@ -266,11 +266,28 @@ def caption(
 
         arrivals = itertools.takewhile(lambda _: not ended, source)
         for moment in live.run(arrivals, encoder, session, pauses=pauses, between=between):
-            status.add(moment)
-            if as_json:
-                screen.print(json.dumps(dataclasses.asdict(moment.event), ensure_ascii=False))
-            else:
-                screen.write(moment.event.text)
-                if moment.event.last:
-                    screen.end_line()
-            each(moment)
+            with uninterrupted():
+                status.add(moment)
+                each(moment)
+                if as_json:
+                    screen.print(json.dumps(dataclasses.asdict(moment.event), ensure_ascii=False))
+                else:
+                    screen.write(moment.event.text)
+                    if moment.event.last:
+                        screen.end_line()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C in here counts when this is done: what a reader saw is also in the files."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt

@@ -1,6 +1,9 @@
 """Adapters on a small random Whisper: kept, refused, merged; the batched encoder against the stream; the task that trains them."""
 
 import dataclasses
+import importlib.resources
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +14,14 @@ from zendaya.adapter import ADAPTER, Adapter, softened
 from zendaya.audit import audit
 from zendaya.audit.raw import audit_to_text
 from zendaya.encoders import encode
-from zendaya.encoders.media import SAMPLE_RATE
+from zendaya.encoders.media import SAMPLE_RATE, read_audio
 from zendaya.encoders.whisper import load_encoder, load_weights
 from zendaya.encoders.whisper_batch import encode_batch, log_mel, mel_filters
 from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.errors import CheckpointError
 from zendaya.pretrained import load_adapted
 from zendaya.training.adapt import AdaptConfig, Adapting, AdaptTask, Example, Word
-from zendaya.training.labels import Label, _path, dress, read_labels, write_labels
+from zendaya.training.labels import Label, _path, dress, make_labels, read_labels, write_labels
 
 transformers = pytest.importorskip("transformers", reason="the extra 'audio' is not installed")
 
@@ -207,6 +210,36 @@ def test_labels_wear_whispers_clothes(tmp_path):
     label = Label("1-2-3", tuple((word, 0.5, 1.0) for word in words), 0.25)
     write_labels(tmp_path / "labels.jsonl", [label])
     assert read_labels(tmp_path / "labels.jsonl") == {"1-2-3": label}
+
+
+def test_labelling_goes_on_where_it_was_stopped_and_processes_share_it(tmp_path):
+    recording = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
+    speech_S = np.concatenate([chunk.samples for chunk in read_audio(recording)])
+    utterances = [(f"1-2-{n}", speech_S[: (4 + n) * SAMPLE_RATE], "EVER TRIED EVER FAILED NO MATTER") for n in range(4)]
+    whole, seen = tmp_path / "whole" / "labels.jsonl", list[tuple[int, int]]()
+    whole.parent.mkdir()
+    make_labels(whole, utterances, batch=1, progress=lambda *at: seen.append(at))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+    def stop(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "labels.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        make_labels(path, utterances, batch=1, progress=stop)
+    assert not path.exists()
+    kept = {part: part.stat().st_mtime_ns for part in (tmp_path / "labels.parts").iterdir()}
+    assert len(kept) == 2
+    other = threading.Thread(target=make_labels, args=(path, utterances), kwargs={"batch": 1, "rank": 1, "ranks": 2})
+    other.start()
+    made = list[int]()
+    make_labels(path, utterances, batch=1, ranks=2, progress=lambda *_: made.extend(part.stat().st_mtime_ns for part in kept))
+    other.join()
+    assert set(made) == set(kept.values())  # what was there is not made again
+    assert read_labels(path)
+    assert path.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "labels.parts").exists()
 
 
 def test_the_path_follows_the_attention():

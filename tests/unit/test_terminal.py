@@ -19,7 +19,7 @@ import pytest
 
 from zendaya.live import Moment
 from zendaya.records import Event
-from zendaya.terminal import Screen, Status, keys, turned
+from zendaya.terminal import Screen, Status, keys, turned, uninterrupted
 
 
 class Terminal(io.StringIO):
@@ -255,3 +255,15 @@ def test_a_stopped_program_gives_the_terminal_back_and_takes_it_again(tmp_path):
     child.press("q")
     os.waitpid(child.pid, 0)
     os.close(child.terminal)
+
+
+def test_ctrl_c_between_the_screen_and_the_files_waits_for_both():
+    done = list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        with uninterrupted():
+            done.append("shown")
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("written")
+        done.append("after")
+    assert done == ["shown", "written"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

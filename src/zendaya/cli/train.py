@@ -46,6 +46,7 @@ def train(
     For more than one GPU or machine: torchrun --nproc-per-node N $(which zendaya) train RECIPE --accumulate N …
     """
     from zendaya import recipes
+    from zendaya.training.adapt import AdaptRecipe
 
     config = recipes.configured(recipe, schedule=schedule, gamma=gamma, seed=seed)
     given = {
@@ -63,11 +64,11 @@ def train(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not watched)
     task = bar.add_task("reading", total=None)
-    begun = False
+    preparing, begun = "labelling" if isinstance(config, AdaptRecipe) else "encoding", False
 
     def encoding(progress: Progress) -> None:
         bar.start()
-        bar.update(task, description="encoding", completed=progress.done, total=progress.total)
+        bar.update(task, description=preparing, completed=progress.done, total=progress.total)
 
     def show(shown: Shown) -> None:
         nonlocal begun

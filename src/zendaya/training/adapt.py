@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 import zendaya
 from zendaya.adapter import ADAPTER, Adapter, AdapterConfig, attach, softened, trained, weights_digest
 from zendaya.corpora import read
+from zendaya.encode import Progress
 from zendaya.encoders import Samples
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
 from zendaya.encoders.whisper import load_encoder, load_weights
@@ -35,7 +37,7 @@ from zendaya.model import Model
 from zendaya.pretrained import whisper_decoder
 from zendaya.records import Clip
 from zendaya.schedule import PowerLaw, Schedule, WaitK
-from zendaya.training.labels import Label, label, read_labels, write_labels
+from zendaya.training.labels import Label, make_labels, read_labels
 from zendaya.training.loop import LoopConfig, Result, Shown, run
 from zendaya.training.state import begin
 
@@ -78,7 +80,7 @@ class AdaptConfig:
             raise ConfigError(f"adapt config: windows must lie in 1 … 1500 and not fall: got {self.windows}")
 
 
-LOOP = LoopConfig(epochs=3, batch_tokens=3400, accumulate=2, learning_rate=1e-3, warmup_steps=20, weight_decay=0.0)
+LOOP = LoopConfig(epochs=1, batch_tokens=3400, accumulate=2, learning_rate=1e-3, warmup_steps=20, weight_decay=0.0)
 """How the adapters are optimised: small steps of about two minutes of speech."""
 
 
@@ -100,7 +102,7 @@ class AdaptRecipe:
 
 def train_adapter(
     recipe: AdaptRecipe, *, data: str | Path, out: str | Path, store: str | Path | None = None, resume: bool = False,
-    report: Callable[[Shown], None] = lambda _: None, limit: int | None = None, **_: object,
+    report: Callable[[Shown], None] = lambda _: None, encoding: Callable[[Progress], None] = lambda _: None, limit: int | None = None,
 ) -> Result:  # fmt: skip
     """Adapt Whisper on LibriSpeech in `data`: `out` holds best/ and last/ (for `load_adapted`), `store` the readable labels."""
     folder = Path(out)
@@ -113,7 +115,12 @@ def train_adapter(
     begin(folder, signature, resume)
     labels = (Path(store) if store is not None else folder) / "labels.jsonl"
     labels.parent.mkdir(parents=True, exist_ok=True)
-    return run(adapt(data, labels=labels, config=config, max_utterances=limit), recipe.loop, folder, resume=resume, report=report)
+
+    def labelling(done: int, total: int) -> None:
+        encoding(Progress(done, total, failed=0, resumed=0))
+
+    task = adapt(data, labels=labels, config=config, max_utterances=limit, progress=labelling)
+    return run(task, recipe.loop, folder, resume=resume, report=report)
 
 
 @dataclass(frozen=True)
@@ -380,8 +387,9 @@ class _Draw:
 
 
 def adapt(
-    data: str | Path, *, labels: Path | None = None, config: AdaptConfig | None = None, max_utterances: int | None = None
-) -> AdaptTask:
+    data: str | Path, *, labels: Path | None = None, config: AdaptConfig | None = None, max_utterances: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> AdaptTask:  # fmt: skip
     """The task of adapting Whisper on LibriSpeech in a folder; `labels` is where readable transcripts are kept, made if they are not."""
     config, folder = config or AdaptConfig(), Path(data).expanduser()
     usable = read("librispeech", folder).usable
@@ -389,7 +397,9 @@ def adapt(
     sound = {clip.id: _sound(folder, clip) for clip in clips}
     path = labels or folder / "labels.jsonl"
     if not path.is_file():
-        write_labels(path, label([(clip.id, _floats(sound[clip.id]), clip.references[0]) for clip in clips], base=config.base))
+        said = [(clip.id, _floats(sound[clip.id]), clip.references[0]) for clip in clips]
+        rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        make_labels(path, said, base=config.base, rank=rank, ranks=ranks, progress=progress)
     found = examples(clips, sound, read_labels(path), config.base)
     if not found["train"] or not found["valid"]:
         raise CorpusError(f"{path}: no utterance of the train or of the valid split has a label: delete it, and it is made again")

@@ -9,9 +9,12 @@ Shape suffixes: B utterances, N text rows, T source tokens, D model width, A hea
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
+import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,41 +76,63 @@ def read_labels(path: Path) -> dict[str, Label]:
 
 def write_labels(path: Path, labels: Sequence[Label]) -> None:
     """Keep labels in a file, one a line."""
-    lines = [json.dumps({"id": label.id, "disagreement": round(label.disagreement, 4), "words": label.words}) for label in labels]
-    write_atomically(path, ("\n".join(lines) + "\n").encode())
+    lines = [json.dumps({"id": label.id, "disagreement": round(label.disagreement, 4), "words": label.words}) + "\n" for label in labels]
+    write_atomically(path, "".join(lines).encode())
 
 
-@torch.inference_mode()
-def label(
-    utterances: Sequence[tuple[str, Samples, str]],
-    *,
-    base: str = "tiny.en",
-    batch: int = 16,
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[Label]:
-    """Labels of (id, samples, reference) in their order, those where Whisper and the reference disagree wildly left out."""
+def make_labels(
+    path: Path, utterances: Sequence[tuple[str, Samples, str]], *, base: str = "tiny.en", batch: int = 16, rank: int = 0, ranks: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:  # fmt: skip
+    """Label (id, samples, reference) in their order into a file, those where Whisper and the reference disagree wildly left out.
+
+    Each batch is kept in a file of its own until all are there: stopped or killed, the work goes on where it was, and processes share it.
+    """
+    order = sorted(range(len(utterances)), key=lambda index: utterances[index][1].size)
+    batches = [[utterances[index] for index in order[first : first + batch]] for first in range(0, len(order), batch)]
+    folder = path.with_suffix(".parts")
+    folder.mkdir(exist_ok=True)
+    parts = [folder / f"{hashlib.sha256(' '.join(name for name, _, _ in each).encode()).hexdigest()[:16]}.jsonl" for each in batches]
+    label = _labeller(base) if any(not part.is_file() for part in parts[rank::ranks]) else None
+    for each, part in zip(batches[rank::ranks], parts[rank::ranks], strict=True):
+        if label is not None and not part.is_file():
+            write_labels(part, label(each))
+        progress(sum(part.is_file() for part in parts), len(parts))
+    while rank and not path.is_file():
+        time.sleep(0.2)  # the first process puts them together
+    if not rank:
+        while not all(part.is_file() for part in parts):
+            time.sleep(0.2)
+        found = {name: label for part in parts for name, label in read_labels(part).items()}
+        write_labels(path, [found[name] for name, _, _ in utterances if name in found])
+        shutil.rmtree(folder)
+
+
+def _labeller(base: str) -> Callable[[Sequence[tuple[str, Samples, str]]], list[Label]]:
+    """What labels a batch of utterances."""
     weights = load_weights(base)
     # Half precision: three times as fast where the processor has it, and casing and punctuation are all that is taken from it.
     encoder, model = load_encoder(weights), whisper_decoder(weights).to(torch.bfloat16)
     filters_CF = mel_filters(weights.config.num_mel_bins)
-    assert model.tokenizer is not None
-    order = sorted(range(len(utterances)), key=lambda index: utterances[index][1].size)
-    found: dict[int, Label] = {}
     silence_S = np.zeros(int(SILENCE_S * SAMPLE_RATE), np.float32)
-    for first in range(0, len(order), batch):
-        chosen = order[first : first + batch]
-        recordings = [np.concatenate([utterances[index][1], silence_S])[: 30 * SAMPLE_RATE] for index in chosen]
+
+    @torch.inference_mode()
+    def label(utterances: Sequence[tuple[str, Samples, str]]) -> list[Label]:
+        assert model.tokenizer is not None
+        recordings = [np.concatenate([samples_S, silence_S])[: 30 * SAMPLE_RATE] for _, samples_S, _ in utterances]
         with torch.autocast("cpu", torch.bfloat16):
             source_BTD = encode_batch(encoder, log_mel(recordings, filters_CF, block=1, floor=None), block=None).to(torch.bfloat16)
         heard = [model.tokenizer.decode(ids) for ids in _greedy(model, source_BTD)]
-        dressed = [dress(text, utterances[index][2]) for index, text in zip(chosen, heard, strict=True)]
+        dressed = [dress(text, reference) for text, (_, _, reference) in zip(heard, utterances, strict=True)]
         times = _times(model, source_BTD, [words for words, _ in dressed])
-        for index, (words, disagreement), spans in zip(chosen, dressed, times, strict=True):
+        found = list[Label]()
+        for (name, _, _), (words, disagreement), spans in zip(utterances, dressed, times, strict=True):
             if words and disagreement <= MAX_DISAGREEMENT:
                 timed = tuple((word, round(a, 2), round(b, 2)) for word, (a, b) in zip(words, spans, strict=True))
-                found[index] = Label(utterances[index][0], timed, disagreement)
-        progress(len(chosen))
-    return [found[index] for index in sorted(found)]
+                found.append(Label(name, timed, disagreement))
+        return found
+
+    return label
 
 
 def _greedy(model: Model, source_BTD: Tensor) -> list[list[int]]:
