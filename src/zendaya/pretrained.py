@@ -8,7 +8,7 @@ import importlib.resources
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from zendaya.adapter import ADAPTER, Adapter, check_base
 from zendaya.decoder import DecoderConfig
 from zendaya.encoders import Encoder
 from zendaya.encoders.clips import Pictures, Sounds, Spec
-from zendaya.encoders.whisper import WhisperWeights, load_encoder, load_weights
+from zendaya.encoders.whisper import Precision, WhisperWeights, halve_products, has_bfloat16, load_encoder, load_weights
 from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.errors import CheckpointError, ConfigError
 from zendaya.model import Model, ModelConfig
@@ -74,8 +74,10 @@ class Adapted:
     """SHA-256 of the adapter."""
 
 
-def load_adapted(name: str | Path = "tiny.en-dial", **hub: Any) -> Adapted:
+def load_adapted(name: str | Path = "tiny.en-dial", *, precision: Precision = "auto", **hub: Any) -> Adapted:
     """Whisper adapted to the dial: one that is shipped with the library by its name, or the folder or file a training wrote."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision must be one of {', '.join(get_args(Precision))}: got {precision!r}")
     path = _adapter_path(name)
     adapter = Adapter.load(path)
     config = adapter.config
@@ -88,6 +90,9 @@ def load_adapted(name: str | Path = "tiny.en-dial", **hub: Any) -> Adapted:
     adapter.merge(encoder, model)
     model.decoder.lay_out_for_steps()
     known = f"{config.base}+{path.stem if path.name != ADAPTER else path.parent.name}@{adapter.digest[:8]}"
+    if precision == "bfloat16" or (precision == "auto" and has_bfloat16()):
+        halve_products(encoder)
+        known += " bfloat16"
     return Adapted(WhisperBlocks(encoder, known, block_s=config.block_s, ceiling=config.ceiling), model.eval(), adapter.digest)
 
 

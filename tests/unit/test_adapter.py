@@ -15,10 +15,10 @@ from zendaya.audit import audit
 from zendaya.audit.raw import audit_to_text
 from zendaya.encoders import encode
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
-from zendaya.encoders.whisper import load_encoder, load_weights
+from zendaya.encoders.whisper import has_bfloat16, load_encoder, load_weights
 from zendaya.encoders.whisper_batch import encode_batch, log_mel, mel_filters
 from zendaya.encoders.whisper_stream import WhisperBlocks
-from zendaya.errors import CheckpointError
+from zendaya.errors import CheckpointError, ConfigError
 from zendaya.pretrained import load_adapted
 from zendaya.training.adapt import AdaptConfig, Adapting, AdaptTask, Example, Word
 from zendaya.training.labels import Label, _path, dress, make_labels, read_labels, write_labels
@@ -79,7 +79,7 @@ def sound(seconds, seed=0):
 
 
 def test_merged_weights_give_what_the_trained_modules_gave(task, saved):
-    adapted, module = load_adapted(saved), task.module
+    adapted, module = load_adapted(saved, precision="float32"), task.module
     mel = log_mel([sound(2.5)], mel_filters(80), block=50, floor=-7.0)
     with torch.no_grad():
         theirs, ours = encode_batch(module.encoder, mel, block=50), encode_batch(adapted.encoder.encoder, mel, block=50)
@@ -88,7 +88,7 @@ def test_merged_weights_give_what_the_trained_modules_gave(task, saved):
         torch.testing.assert_close(adapted.model(batch), module.model(batch), atol=2e-2, rtol=0)
     assert type(adapted.model) is Model
     assert not any("parametrizations" in name for name in adapted.model.state_dict())
-    again = load_adapted(saved / ADAPTER)
+    again = load_adapted(saved / ADAPTER, precision="float32")
     assert again.digest == adapted.digest == Adapter.load(saved / ADAPTER).digest
 
 
@@ -164,8 +164,26 @@ def test_a_batch_is_encoded_as_the_stream_is(base, block):
         torch.testing.assert_close(ours[: theirs.shape[0]], theirs, atol=1e-4, rtol=0)
 
 
-def test_an_adapted_model_passes_the_audit(saved):
-    adapted = load_adapted(saved)
+def test_bfloat16_products_are_close_and_any_chunking_gives_the_same_bits(saved):
+    single, half = load_adapted(saved, precision="float32").encoder, load_adapted(saved, precision="bfloat16").encoder
+    assert single.traits.name != half.traits.name
+    voice = sound(4)
+    expected, got = encode(single, [voice]).values_TE, encode(half, [voice]).values_TE
+    assert got.dtype == torch.float32
+    assert not torch.equal(got, expected)
+    torch.testing.assert_close(got, expected, atol=0.1, rtol=0)
+    for size in (1600, 777, 33333):
+        chunks = [voice[first : first + size] for first in range(0, len(voice), size)]
+        assert torch.equal(encode(half, chunks).values_TE, got)
+    chosen = load_adapted(saved, precision="auto").encoder.traits.name
+    assert chosen == (half if has_bfloat16() else single).traits.name
+    with pytest.raises(ConfigError, match="precision must be one of auto, float32, bfloat16: got 'int8'"):
+        load_adapted(saved, precision="int8")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_adapted_model_passes_the_audit(saved, precision):
+    adapted = load_adapted(saved, precision=precision)
     report = audit(adapted.model, PowerLaw(0.5), cuts=1, max_source=40, max_steps=8)
     assert report.passed, report.first
     through = audit_to_text(adapted.encoder, sound(4), lambda: adapted.model.open(PowerLaw(0.7), window=60), num_cuts=2)
