@@ -1,7 +1,7 @@
 """Word errors of adapted Whisper on LibriSpeech: whole utterances at γ = 0 beside the unadapted model, and live under the dial.
 
 python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|tokens|blocks|whole|live] [--every 1]
-                                 [--gammas 0.5,1] [--cuts fixed,0.5]
+                                 [--gammas 0.5,1] [--cuts fixed,0.5] [--precision auto]
 
 FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
 `baseline`: unadapted Whisper, `full` features, whole utterances, with silence up to 30 s; `tokens`: without it.
@@ -113,7 +113,7 @@ def begin(options: argparse.Namespace) -> None:
         if options.part == "blocks":
             _worker["encoder"] = WhisperBlocks(_worker["encoder"], "tiny.en", block_s=options.block_s)
     else:
-        adapted = load_adapted(options.adapter)
+        adapted = load_adapted(options.adapter, precision=options.precision)
         _worker.update(encoder=adapted.encoder, model=adapted.model)
 
 
@@ -201,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--adapter", default="tiny.en-dial")
+    parser.add_argument("--precision", default="auto", help="of the adapted encoder's products: auto, float32 or bfloat16")
     parser.add_argument("--split", default="test")
     parser.add_argument("--part", choices=["baseline", "tokens", "blocks", "whole", "live"], default="whole")
     parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
@@ -232,7 +233,7 @@ def report(options: argparse.Namespace, digest: str, jobs: list[list[Clip]], res
     hours = sum(clip.duration_s for job in jobs for clip in job) / 3600
     print(f"LibriSpeech {options.split}, data sha256:{digest[:16]}, {len(jobs)} recordings, {hours:.2f} h; part {options.part}")
     if options.part in ("whole", "live"):
-        adapted, window = load_adapted(options.adapter), options.window if options.part == "live" else 1500
+        adapted, window = load_adapted(options.adapter, precision=options.precision), options.window if options.part == "live" else 1500
         print(f"adapter sha256:{adapted.digest[:16]}, {adapted.encoder.traits.name}; window {window}")
     references = [normal(" ".join(clip.references[0] for clip in job)) for job in jobs]
     times = _said(Path(options.folder), jobs) if options.part == "live" else None

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import adapted_wer
+import jiwer
 import numpy as np
 import torch
 
@@ -40,14 +42,15 @@ def rss_mb() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def speech(folder: Path) -> tuple[str, Iterator[Samples]]:
-    """The digest of the data, and its test recordings for ever, in chunks of half a second."""
+def speech(folder: Path, said: list[str]) -> tuple[str, Iterator[Samples]]:
+    """The digest of the data, and its test recordings for ever, in chunks of half a second; `said` takes the references of those begun."""
     reading = read("librispeech", folder)
     clips = [clip for clip in reading.usable if clip.split == "test"]
 
     def chunks() -> Iterator[Samples]:
         rest = np.zeros(0, np.float32)
         for clip in itertools.cycle(clips):
+            said.append(clip.references[0])
             rest = np.concatenate([rest, *(chunk.samples for chunk in read_audio(folder / clip.media))])
             while rest.size >= CHUNK:
                 yield rest[:CHUNK]
@@ -69,7 +72,8 @@ def main() -> None:
     encoder, per_s = adapted.encoder, adapted.encoder.traits.tokens_per_s
     session = adapted.model.open(PowerLaw(options.gamma), patience_s=options.patience, pace=Pace(per_s, encoder.block))
     state = encoder.start()
-    digest, chunks = speech(options.folder)
+    said, texts = list[str](), list[str]()
+    digest, chunks = speech(options.folder, said)
     readings, lags_ms, works_ms = (Points() for _ in range(3))
     begun = time.perf_counter()
     num_tokens = num_events = num_words = num_windows = 0
@@ -88,6 +92,7 @@ def main() -> None:
                 problems.append(f"window {event.window} read token {read} of {num_tokens}")
             if event.window_start != event.window * session.window:
                 problems.append(f"window {event.window} began at token {event.window_start}")
+            texts.append(event.text)
             num_words += event.text.startswith(" ")
             num_windows += event.last
             expected = (event.window + 1, 1) if event.last else (event.window, event.step + 1)
@@ -122,6 +127,9 @@ def main() -> None:
     windows = -(-num_tokens // session.window)
     print(f"{num_tokens} source tokens in {windows} windows; {num_windows} windows written, {num_events} events, {num_words} words")
     problems += [f"{windows} windows arrived, {num_windows} were written"] if windows != num_windows else []
+    normal = adapted_wer.normaliser()
+    errors = jiwer.wer(normal(" ".join(said)), normal("".join(texts)))
+    print(f"word error rate {100 * errors:.2f} % of all that was said, the last recording as a whole")
     print("lost or doubled: " + (f"{len(problems)}, first: {problems[0]}" if problems else "nothing"))
 
 
