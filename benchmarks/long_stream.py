@@ -13,6 +13,7 @@ import argparse
 import itertools
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,8 +73,9 @@ def main() -> None:
     encoder, per_s = adapted.encoder, adapted.encoder.traits.tokens_per_s
     session = adapted.model.open(PowerLaw(options.gamma), patience_s=options.patience, pace=Pace(per_s, encoder.block))
     state = encoder.start()
-    said, texts = list[str](), list[str]()
+    said = list[str]()
     digest, chunks = speech(options.folder, said)
+    written_text = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # not kept in the memory that is measured
     readings, lags_ms, works_ms = (Points() for _ in range(3))
     begun = time.perf_counter()
     num_tokens = num_events = num_words = num_windows = 0
@@ -92,7 +94,7 @@ def main() -> None:
                 problems.append(f"window {event.window} read token {read} of {num_tokens}")
             if event.window_start != event.window * session.window:
                 problems.append(f"window {event.window} began at token {event.window_start}")
-            texts.append(event.text)
+            written_text.write(event.text)
             num_words += event.text.startswith(" ")
             num_windows += event.last
             expected = (event.window + 1, 1) if event.last else (event.window, event.step + 1)
@@ -128,7 +130,8 @@ def main() -> None:
     print(f"{num_tokens} source tokens in {windows} windows; {num_windows} windows written, {num_events} events, {num_words} words")
     problems += [f"{windows} windows arrived, {num_windows} were written"] if windows != num_windows else []
     normal = adapted_wer.normaliser()
-    errors = jiwer.wer(normal(" ".join(said)), normal("".join(texts)))
+    written_text.seek(0)
+    errors = jiwer.wer(normal(" ".join(said)), normal(written_text.read()))
     print(f"word error rate {100 * errors:.2f} % of all that was said, the last recording as a whole")
     print("lost or doubled: " + (f"{len(problems)}, first: {problems[0]}" if problems else "nothing"))
 
