@@ -233,7 +233,8 @@ def test_labels_wear_whispers_clothes(tmp_path):
 def test_labelling_goes_on_where_it_was_stopped_and_processes_share_it(tmp_path):
     recording = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
     speech_S = np.concatenate([chunk.samples for chunk in read_audio(recording)])
-    utterances = [(f"1-2-{n}", speech_S[: (4 + n) * SAMPLE_RATE], "EVER TRIED EVER FAILED NO MATTER") for n in range(4)]
+    sound_S = (speech_S * 32767).astype(np.int16)
+    utterances = [(f"1-2-{n}", sound_S[: (4 + n) * SAMPLE_RATE], "EVER TRIED EVER FAILED NO MATTER") for n in range(4)]
     whole, seen = tmp_path / "whole" / "labels.jsonl", list[tuple[int, int]]()
     whole.parent.mkdir()
     make_labels(whole, utterances, batch=1, progress=lambda *at: seen.append(at))

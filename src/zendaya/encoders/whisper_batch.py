@@ -17,13 +17,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from zendaya.encoders import Samples
-from zendaya.encoders.whisper_stream import AHEAD, HOP, TOKEN, WINDOW
+from zendaya.encoders.whisper_stream import AHEAD, HOP, TOKEN, WINDOW, attend
 
 if TYPE_CHECKING:
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-QUERIES = 200
-"""Queries attended with at once: small enough to skip the later blocks they may not read, large enough to be one product."""
+QUERIES = 50
+"""Queries attended with at once at least: enough to be one product. Where a block holds fewer, several go together behind a mask."""
 
 
 def num_tokens(num_samples: int) -> int:
@@ -76,15 +76,14 @@ def _attend(attention: Any, x_BTD: Tensor, block: int | None) -> Tensor:
         y_BATK = functional.scaled_dot_product_attention(q_BATK, k_BATK, v_BATK)
     else:
         parts, count = [], x_BTD.shape[1]
-        step = max(1, QUERIES // block) * block
+        step = -(-QUERIES // block) * block
         for first in range(0, count, step):
             stop = min(first + step, count)
+            some_BATK = (q_BATK[:, :, first:stop], k_BATK[:, :, :stop], v_BATK[:, :, :stop])
             row = torch.arange(stop, device=x_BTD.device) // block
-            mask_TT = row <= row[first:, None] if stop - first > block else None
+            alone = stop - first <= block
             parts.append(
-                functional.scaled_dot_product_attention(
-                    q_BATK[:, :, first:stop], k_BATK[:, :, :stop], v_BATK[:, :, :stop], attn_mask=mask_TT
-                )
+                attend(*some_BATK) if alone else functional.scaled_dot_product_attention(*some_BATK, attn_mask=row <= row[first:, None])
             )
         y_BATK = torch.cat(parts, 2)
     return attention.out_proj(y_BATK.transpose(1, 2).flatten(2))

@@ -159,12 +159,12 @@ class BlockState:
     unpooled: list[Tensor] = field(default_factory=list)
 
 
-def _attend(q_ATK: Tensor, k_APK: Tensor, v_APK: Tensor) -> Tensor:
-    """Attention in the precision of the keys; in bfloat16 product by product, which is twice as fast as torch's own."""
-    if k_APK.dtype == q_ATK.dtype:
-        return functional.scaled_dot_product_attention(q_ATK[None], k_APK[None], v_APK[None])[0]
-    scores_ATP = (q_ATK * q_ATK.shape[-1] ** -0.5).to(k_APK.dtype) @ k_APK.transpose(1, 2)
-    return (scores_ATP.softmax(-1) @ v_APK).to(q_ATK.dtype)
+def attend(q_BATK: Tensor, k_BAPK: Tensor, v_BAPK: Tensor) -> Tensor:
+    """Attention in the precision of the keys; in bfloat16 product by product, which on CPU takes half the time of torch's own."""
+    if k_BAPK.dtype != torch.bfloat16:
+        return functional.scaled_dot_product_attention(q_BATK, k_BAPK, v_BAPK)
+    scores_BATP = (q_BATK * q_BATK.shape[-1] ** -0.5).to(k_BAPK.dtype) @ k_BAPK.transpose(-1, -2)
+    return (scores_BATP.softmax(-1) @ v_BAPK).to(q_BATK.dtype)
 
 
 class WhisperBlocks:
@@ -276,13 +276,13 @@ class WhisperBlocks:
         def split(x_TD: Tensor) -> Tensor:
             return x_TD.view(x_TD.shape[0], self.heads, -1).transpose(0, 1)
 
-        def attend(x_TD: Tensor) -> Tensor:
+        def attended(x_TD: Tensor) -> Tensor:
             k_APK[:, place:stop], v_APK[:, place:stop] = split(attention.k_proj(x_TD)), split(attention.v_proj(x_TD))
             q_ATK = split(attention.q_proj(x_TD))
-            y_ATK = _attend(q_ATK, k_APK[:, :stop], v_APK[:, :stop])
+            y_ATK = attend(q_ATK[None], k_APK[None, :, :stop], v_APK[None, :, :stop])[0]
             return attention.out_proj(y_ATK.transpose(0, 1).flatten(1))
 
-        return attend
+        return attended
 
     def _pool(self, state: BlockState, values_TD: Tensor, arrived: int) -> Tokens:
         """Means of `pool` tokens, each arriving with its last; groups begin anew with each span."""

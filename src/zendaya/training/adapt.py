@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import zendaya
 from zendaya.adapter import ADAPTER, Adapter, AdapterConfig, attach, softened, trained, weights_digest
@@ -37,12 +37,10 @@ from zendaya.model import Model
 from zendaya.pretrained import whisper_decoder
 from zendaya.records import Clip
 from zendaya.schedule import PowerLaw, Schedule, WaitK
-from zendaya.training.labels import Label, make_labels, read_labels
+from zendaya.training.labels import Label, Sound, floats, make_labels, read_labels
 from zendaya.training.loop import LoopConfig, Result, Shown, run
 from zendaya.training.state import begin
 
-Sound = npt.NDArray[np.int16]
-"""Samples in 16 bits: a training holds hours of them."""
 TOKENS_PER_S = SAMPLE_RATE / TOKEN
 LATE_S = 0.1
 """Whisper's attention looks at a word this much after it is said: the median against a forced alignment of LibriSpeech's valid split."""
@@ -174,7 +172,8 @@ class Window:
 class Batch:
     """Spans of sound and the windows in them."""
 
-    mel_BCL: Tensor
+    mels: list[Tensor]
+    """Log-mel frames (1, C, L) of each span, none padded to another."""
     windows: list[Window]
 
 
@@ -215,38 +214,36 @@ class Adapting(nn.Module):
         )  # fmt: skip
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.half_precision):
-            source_BTD = encode_batch(self.encoder, batch.mel_BCL, block=self.block)
-            return self._losses(source_BTD.float(), batch.windows)
+        with parametrize.cached(), torch.autocast("cpu", torch.bfloat16, enabled=self.half_precision):
+            spans = [encode_batch(self.encoder, mel_1CL, block=self.block)[0].float() for mel_1CL in batch.mels]
+            return self._losses(spans, batch.windows)
 
-    def _losses(self, source_BTD: Tensor, windows: Sequence[Window]) -> dict[str, Tensor]:
-        model = self.model
+    def _losses(self, spans: Sequence[Tensor], windows: Sequence[Window]) -> dict[str, Tensor]:
+        """Window by window, since padding them to the longest would be most of the work; their words are scored together."""
+        model, first = self.model, len(self.model.config.framing.prompt) - 1
+        rows, targets, length = list[Tensor](), list[Tensor](), list[Tensor]()
 
         def source(window: Window) -> Tensor:
-            return source_BTD[window.span, window.first : window.stop]
+            return spans[window.span][window.first : window.stop]
 
-        padded = model.batch(
-            [source(window) for window in windows], [window.ids for window in windows], [window.schedule for window in windows],
-            scale=[window.scale for window in windows], steps=[window.steps for window in windows],
-            histories=[None if window.previous is None else (source(window.previous), window.previous.ids) for window in windows],
-        )  # fmt: skip
-        x_BND, _ = model.decoder.rows(padded.ids_BN, padded.source_BFE, padded.horizons_BN, history=padded.history)
-        # A word that lies beyond its step's horizon is not to be guessed: until it is heard, the end stands for a pause.
-        heard_BN = nn.utils.rnn.pad_sequence([torch.tensor([*window.heard, 0.0]) for window in windows], batch_first=True)
-        unheard_BN = heard_BN > padded.horizons_BN[:, len(model.config.framing.prompt) - 1 :]
-        targets_BN = padded.targets_BN.masked_fill(unheard_BN, model.config.framing.end)
-        wanted_BN = targets_BN >= 0
-        x_ND = x_BND[:, len(model.config.framing.prompt) - 1 :][wanted_BN]
-        nll = functional.cross_entropy(model.decoder.project(x_ND).float(), targets_BN[wanted_BN], reduction="sum")
-        # The length head learns from the features and does not bend them.
-        history = padded.history
-        assert history is not None
-        history = dataclasses.replace(history, source_BGE=history.source_BGE.detach())
-        buffers_B = torch.tensor([window.buffer for window in windows])
-        logits_BC = model.length_logits(padded.source_BFE.detach(), buffers_B, history).float()
-        smooth_BC = _near(torch.tensor([window.length for window in windows]), logits_BC.shape[1])
-        each_B = -(smooth_BC * logits_BC.log_softmax(-1)).sum(-1)
-        return {"nll": nll, "length": (each_B * torch.tensor([window.weight for window in windows])).sum()}
+        for window in windows:
+            alone = model.batch(
+                [source(window)], [window.ids], window.schedule, scale=window.scale, steps=[window.steps],
+                histories=[None if window.previous is None else (source(window.previous), window.previous.ids)],
+            )  # fmt: skip
+            x_1ND, _ = model.decoder.rows(alone.ids_BN, alone.source_BFE, alone.horizons_BN, history=alone.history)
+            rows.append(x_1ND[0, first:])
+            # A word that lies beyond its step's horizon is not to be guessed: until it is heard, the end stands for a pause.
+            unheard_N = torch.tensor([*window.heard, 0.0]) > alone.horizons_BN[0, first:]
+            targets.append(alone.targets_BN[0].masked_fill(unheard_N, model.config.framing.end))
+            # The length head learns from the features and does not bend them.
+            assert alone.history is not None
+            history = dataclasses.replace(alone.history, source_BGE=alone.history.source_BGE.detach())
+            logits_1C = model.length_logits(alone.source_BFE.detach(), torch.tensor([window.buffer]), history).float()
+            near_1C = _near(torch.tensor([window.length]), logits_1C.shape[1])
+            length.append(-window.weight * (near_1C * logits_1C.log_softmax(-1)).sum())
+        logits_NV = model.decoder.project(torch.cat(rows)).float()
+        return {"nll": functional.cross_entropy(logits_NV, torch.cat(targets), reduction="sum"), "length": torch.stack(length).sum()}
 
 
 def _near(length_B: Tensor, classes: int) -> Tensor:
@@ -282,8 +279,8 @@ class AdaptTask:
             heard, written = draw.example(self.examples[split][index], len(spans))
             spans += heard
             windows += written
-        mel_BCL = log_mel(spans, self._filters_CF, block=self._adapting.block, floor=self.config.ceiling - 8.0)
-        return Batch(mel_BCL, windows)
+        block, floor = self._adapting.block, self.config.ceiling - 8.0
+        return Batch([log_mel([samples_S], self._filters_CF, block=block, floor=floor) for samples_S in spans], windows)
 
     def adapter(self) -> Adapter:
         """What has been learned so far."""
@@ -347,7 +344,7 @@ class _Draw:
                 parts.append((self.rng.standard_normal(count) * 10 ** self.rng.uniform(-5, -2.7)).astype(np.float32))
                 num_samples += count
             words += [Word(word.ids, word.heard_s + num_samples / SAMPLE_RATE) for word in said]
-            parts.append(_floats(utterance_S))
+            parts.append(floats(utterance_S))
             num_samples += utterance_S.size
         samples_S = np.concatenate(parts)
         if self.varied and self._chance(0.5):
@@ -397,7 +394,7 @@ def adapt(
     sound = {clip.id: _sound(folder, clip) for clip in clips}
     path = labels or folder / "labels.jsonl"
     if not path.is_file():
-        said = [(clip.id, _floats(sound[clip.id]), clip.references[0]) for clip in clips]
+        said = [(clip.id, sound[clip.id], clip.references[0]) for clip in clips]
         rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
         make_labels(path, said, base=config.base, rank=rank, ranks=ranks, progress=progress)
     found = examples(clips, sound, read_labels(path), config.base)
@@ -433,11 +430,6 @@ def _heard_s(word: str, begin_s: float, end_s: float) -> float:
     """When enough of a word has been heard to write it."""
     begin_s = max(0.0, begin_s - LATE_S)
     return begin_s + HEARD * min(end_s - LATE_S - begin_s, WORD_S + LETTER_S * len(word))
-
-
-def _floats(samples_S: Sound) -> Samples:
-    floats_S: Samples = samples_S.astype(np.float32) / np.float32(32768)
-    return floats_S
 
 
 def _sound(folder: Path, clip: Clip) -> Sound:

@@ -46,7 +46,14 @@ SILENCE_S = 1.0
 SPELLINGS = {"mr": "mister", "mrs": "missus", "dr": "doctor", "st": "saint", "&": "and"}
 """What LibriSpeech spells out."""
 
-Words = list[tuple[str, float, float]]
+Sound = npt.NDArray[np.int16]
+"""Samples in 16 bits: a training holds hours of them."""
+
+
+def floats(sound_S: Sound) -> Samples:
+    """Samples as encoders hear them."""
+    floats_S: Samples = sound_S.astype(np.float32) / np.float32(32768)
+    return floats_S
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def write_labels(path: Path, labels: Sequence[Label]) -> None:
 
 
 def make_labels(
-    path: Path, utterances: Sequence[tuple[str, Samples, str]], *, base: str = "tiny.en", batch: int = 16, rank: int = 0, ranks: int = 1,
+    path: Path, utterances: Sequence[tuple[str, Sound, str]], *, base: str = "tiny.en", batch: int = 16, rank: int = 0, ranks: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:  # fmt: skip
     """Label (id, samples, reference) in their order into a file, those where Whisper and the reference disagree wildly left out.
@@ -108,7 +115,7 @@ def make_labels(
         shutil.rmtree(folder)
 
 
-def _labeller(base: str) -> Callable[[Sequence[tuple[str, Samples, str]]], list[Label]]:
+def _labeller(base: str) -> Callable[[Sequence[tuple[str, Sound, str]]], list[Label]]:
     """What labels a batch of utterances."""
     weights = load_weights(base)
     # Half precision: three times as fast where the processor has it, and casing and punctuation are all that is taken from it.
@@ -117,9 +124,9 @@ def _labeller(base: str) -> Callable[[Sequence[tuple[str, Samples, str]]], list[
     silence_S = np.zeros(int(SILENCE_S * SAMPLE_RATE), np.float32)
 
     @torch.inference_mode()
-    def label(utterances: Sequence[tuple[str, Samples, str]]) -> list[Label]:
+    def label(utterances: Sequence[tuple[str, Sound, str]]) -> list[Label]:
         assert model.tokenizer is not None
-        recordings = [np.concatenate([samples_S, silence_S])[: 30 * SAMPLE_RATE] for _, samples_S, _ in utterances]
+        recordings = [np.concatenate([floats(sound_S), silence_S])[: 30 * SAMPLE_RATE] for _, sound_S, _ in utterances]
         with torch.autocast("cpu", torch.bfloat16):
             source_BTD = encode_batch(encoder, log_mel(recordings, filters_CF, block=1, floor=None), block=None).to(torch.bfloat16)
         heard = [model.tokenizer.decode(ids) for ids in _greedy(model, source_BTD)]
