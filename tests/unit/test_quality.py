@@ -101,7 +101,7 @@ def test_java_comes_from_the_path_or_by_pip(monkeypatch):
 
 def test_a_java_that_fails_is_one_line(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
-    with pytest.raises(ZendayaError, match="the PTB tokenizer gave 0 lines for 1 texts: Java said nothing; check that java runs"):
+    with pytest.raises(ZendayaError, match="the PTB tokenizer gave 0 lines for 2 texts: Java said nothing; check that java runs"):
         meteor(["a"], [["a"]])
     with pytest.raises(ZendayaError, match="METEOR stopped before its score"):
         captions._run_meteor(["a"], [["a"]], "/bin/false", captions._pycocoevalcap() / "meteor")

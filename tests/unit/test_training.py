@@ -23,7 +23,8 @@ from zendaya.encoders.store import FeatureStore
 from zendaya.errors import CheckpointError, ConfigError
 from zendaya.model import Model, ModelConfig
 from zendaya.schedule import PowerLaw, WaitK, parse_schedule
-from zendaya.training import TrainConfig, learned_text, train
+from zendaya.text import learned_text
+from zendaya.training import TrainConfig, train
 from zendaya.training import state as saved_state
 from zendaya.training.dial import Dial, parse_training_schedule
 from zendaya.training.loop import LoopConfig, learning_rate
