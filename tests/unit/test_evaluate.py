@@ -239,7 +239,8 @@ def test_a_slow_machine_falls_behind(model):
             return self.now
 
     (trace,) = evaluate(model, make_clips(6), PowerLaw(1), steps=3, max_steps=3, timer=Slow())
-    # By this timer a token takes 2 s to be taken in, and one that licenses a step 4 s, the step being there after 2; the first comes at 0.5 s.
+    # By this timer a token takes 2 s to be taken in, and one that licenses a step 4 s, the step being there after 2; the first is there
+    # at 0.5 s.
     assert trace.emissions_s == (0.5 + 2 + 2, 0.5 + 2 + 4 + 2 + 2, 0.5 + 2 + 4 + 2 + 4 + 2 + 2)
     assert trace.delays_s == (1.0, 2.0, 3.0)
 

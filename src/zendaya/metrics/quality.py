@@ -120,12 +120,16 @@ def bleu(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]
 
 def bleu_counts(
     hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]], *, lowercase: bool = False
-) -> npt.NDArray[np.int64]:
-    """Each clip's statistics (C, 10): words written, words of the reference nearest in length, n-grams found and written, n = 1 … 4."""
+) -> tuple[npt.NDArray[np.int64], str]:
+    """Each clip's statistics (C, 10): words written, words of the reference nearest in length, n-grams found and written, n = 1 … 4;
+    and the signature."""
     check_references(hypotheses, references_per_clip)
     scorer = _sacrebleu(lowercase, effective_order=True)  # of one clip, as sacreBLEU advises; the counts are the same
     found = [scorer.sentence_score(text, list(references)) for text, references in zip(hypotheses, references_per_clip, strict=True)]
-    return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in found], np.int64)
+    fewest, most = min(references_per_clip, key=len), max(references_per_clip, key=len)  # the signature tells their number apart
+    return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in found], np.int64), bleu(
+        ["", ""], [fewest, most], lowercase=lowercase
+    ).signature
 
 
 def _sacrebleu(lowercase: bool, *, effective_order: bool = False) -> Any:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from zendaya.errors import ZendayaError
 from zendaya.metrics import captions
-from zendaya.metrics.quality import Normalise, bleu, bleu_counts, check_metrics, check_references, only_references, word_errors
+from zendaya.metrics.quality import Normalise, bleu_counts, check_metrics, check_references, only_references, word_errors
 
 Floats = npt.NDArray[np.float64]
 
@@ -64,13 +64,13 @@ def statistics(
     check_metrics([metric], normalise=normalise)
     check_references(hypotheses, references_per_clip)
     if metric in ("bleu", "bleu-lc"):
-        whole = bleu(hypotheses, references_per_clip, lowercase=metric == "bleu-lc")
-        counts_CS = bleu_counts(hypotheses, references_per_clip, lowercase=metric == "bleu-lc").astype(np.float64)
-        return Statistics(metric=metric, name=whole.name, signature=whole.signature, values_CS=counts_CS, of_sums=_bleu_of)
+        counts, signature = bleu_counts(hypotheses, references_per_clip, lowercase=metric == "bleu-lc")
+        name = "BLEU" if metric == "bleu" else "BLEU-lc"
+        return Statistics(metric=metric, name=name, signature=signature, values_CS=counts.astype(np.float64), of_sums=_bleu_of)
     if metric == "wer":
         counts, signature = word_errors(hypotheses, only_references(hypotheses, references_per_clip), normalise=normalise)
-        errors_CS = counts.astype(np.float64)
-        return Statistics(metric=metric, name="WER", signature=signature, values_CS=errors_CS, of_sums=_percentage, higher_is_better=False)
+        values_CS = counts.astype(np.float64)
+        return Statistics(metric=metric, name="WER", signature=signature, values_CS=values_CS, of_sums=_percentage, higher_is_better=False)
     if metric == "meteor" and captions.java_is_here():
         _, rows_CS = captions.meteor_1_5(hypotheses, references_per_clip)
         signature = captions.meteor_1_5_signature()
