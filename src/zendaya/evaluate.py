@@ -308,10 +308,12 @@ def evaluate_corpus(
     if folder is not None:
         check_free(folder, force=force)
     reading = corpora.read(corpus, path)
+    wanted = _wanted(reading, split, limit)
     features = FeatureStore.open(_store(checkpoint) if store is None else Path(store).expanduser(), corpus=corpus)
     if features.signature.data_digest != reading.digest:
         raise StoreError(f"{features.path}: encoded from other files than {path} holds now: give the same ones, or encode again")
-    clips, num_left_out = _clips(reading, features, split, limit)
+    clips = _encoded(wanted, features)
+    num_left_out = len(wanted) - len(clips)
     if computation_aware and features.signature.ids:
         raise ConfigError(f"{corpus}: a text has no clock that the time of decoding could be put on: leave out computation_aware")
     model, digest = _load(str(checkpoint))
@@ -406,8 +408,8 @@ def _default_metrics(corpus: str) -> tuple[str, ...]:
     return ("wer",) if task.startswith("transcription") else ("bleu-lc", "meteor", "cider") if task.startswith("captioning") else ("bleu",)
 
 
-def _clips(reading: corpora.Reading, features: FeatureStore, split: str, limit: int | None) -> tuple[list[Clip], int]:
-    """The clips to decode, and how many have no tokens because they could not be encoded."""
+def _wanted(reading: corpora.Reading, split: str, limit: int | None) -> list[Clip]:
+    """The clips of a split that have a source and a text."""
     wanted = [clip for clip in reading.usable if clip.split == split][:limit]
     textless = [clip for clip in reading.clips if clip.split == split and not clip.references]
     if not wanted and textless:
@@ -417,13 +419,18 @@ def _clips(reading: corpora.Reading, features: FeatureStore, split: str, limit: 
     if not wanted:
         splits = ", ".join(sorted({clip.split for clip in reading.usable}))
         raise CorpusError(f"{reading.corpus.name}: no clip with a source and a text in split {split!r}; its splits are {splits}")
+    return wanted
+
+
+def _encoded(wanted: Sequence[Clip], features: FeatureStore) -> list[Clip]:
+    """Those that the store has tokens of; the others could not be encoded."""
     failed = {entry.key for entry in features.entries if entry.num_tokens == 0}
     clips = [clip for clip in wanted if (clip.split, clip.id) not in failed]
     for clip in clips:
         features.find(clip.id, clip.split)
     if not clips:
-        raise StoreError(f"{features.path}: none of the {len(wanted)} clips of split {split!r} could be encoded")
-    return clips, len(wanted) - len(clips)
+        raise StoreError(f"{features.path}: none of the {len(wanted)} clips of split {wanted[0].split!r} could be encoded")
+    return clips
 
 
 def _load(checkpoint: str) -> tuple[Model, str]:

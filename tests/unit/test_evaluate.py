@@ -8,8 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from zendaya import Model, PowerLaw, Tokenizer, WaitK, corpora, evaluate_corpus, score
-from zendaya import evaluate as evaluate_module
+from zendaya import Model, PowerLaw, Tokenizer, WaitK, evaluate_corpus, score
 from zendaya.cli import app
 from zendaya.encode import encode_corpus
 from zendaya.encoders import Tokens
@@ -517,8 +516,9 @@ def test_what_the_run_says_of_a_checkpoint_is_signed(place, tmp_path, model):
         evaluate_corpus(tmp_path / "run" / "best", "manifest", place / "my.jsonl")
 
 
-def test_a_corpus_without_references_is_refused(tmp_path, model):
-    clip = Clip(corpus="c", id="0", split="test", stream="0", references=(), end_s=3.0)
-    reading = corpora.Reading(corpora.get("manifest"), (clip,), (), "")
-    with pytest.raises(CorpusError, match="manifest: none of the 1 clips of split 'test' has a reference to be scored against"):
-        evaluate_module._clips(reading, None, "test", None)
+def test_a_corpus_without_references_is_refused(place, tmp_path):
+    lines = [{"id": f"{n}", "split": "test", "source": text, "references": []} for n, text in enumerate(TEXTS)]
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(CorpusError, match="manifest: none of the 4 clips of split 'test' has a reference to be scored against"):
+        run("evaluate", place / "model", "manifest", tmp_path / "my.jsonl", "--store", place / "store", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
