@@ -104,7 +104,7 @@ def train(
     """
     folder = Path(out)
     reading = corpora.read(config.corpus, data)
-    features = _features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
+    features = prepare_features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
     tokenizer = _tokenizer(config, reading.usable)
     examples, left_out = _examples(config, reading, features, tokenizer, limit)
     stride = _stride(examples[TRAIN])
@@ -131,8 +131,8 @@ def train(
     return run(task, config.loop, folder, resume=resume, report=report)
 
 
-def _features(
-    config: TrainConfig, data: Path, folder: Path, data_digest: str, report: Callable[[EncodeProgress], None] | None
+def prepare_features(
+    config: TrainConfig, data: Path, folder: Path, data_digest: str, report: Callable[[EncodeProgress], None] | None = None
 ) -> FeatureStore:
     """The store of the recipe's encoder, encoded now if it is not there."""
     encoder = config.encoder
