@@ -25,7 +25,7 @@ import zendaya
 from zendaya import Learned, Model, PowerLaw, Schedule
 from zendaya.encoders.store import FeatureStore
 from zendaya.metrics.latency import differentiable_average_lagging
-from zendaya.training import learned_text
+from zendaya.text import learned_text
 from zendaya.training.decoding import Example
 from zendaya.training.learned import GAMMA, PRICES, Costs, cached_costs, expect, open_run
 from zendaya.training.loop import BEST, TRAIN

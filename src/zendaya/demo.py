@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from zendaya import report
 from zendaya.audit import audit
 from zendaya.audit.leaks import LEAKS
 from zendaya.audit.raw import audit_to_text
@@ -21,6 +20,7 @@ from zendaya.errors import MissingExtraError
 from zendaya.live import Clock, Moment, at_once, paced
 from zendaya.live import run as run_live
 from zendaya.model import Model
+from zendaya.report import dial as report
 from zendaya.schedule import PowerLaw
 from zendaya.stream import Session
 from zendaya.terminal import Screen, caption

@@ -125,7 +125,9 @@ class Trace:
     arrived: tuple[int, ...]
     """Source tokens of the clip that had arrived when each step was written: those it reads, or more where the length head waited."""
     arrivals_s: tuple[float, ...] | None = None
-    """When each source token arrived; None where the source has no clock."""
+    """When each source token arrived, from the beginning of the clip; None where the source has no clock."""
+    emissions_s: tuple[float, ...] | None = None
+    """When each step was written, on the same clock: with the computing where that was timed, else at the arrival that licensed it."""
     decoder_rows: int | None = None
     """Text rows run through the decoder; None where it was not counted."""
     revised: int | None = None
@@ -138,8 +140,13 @@ class Trace:
 
     @property
     def delays_s(self) -> tuple[float, ...] | None:
-        """The moment each step was written, on the clock of the source; computing takes no time."""
+        """The moment each step could be written, on the clock of the source: computing takes no time."""
         return None if self.arrivals_s is None else tuple(self.arrivals_s[count - 1] for count in self.arrived)
+
+    @property
+    def computing_s(self) -> tuple[float, ...] | None:
+        """The moment each step was written where computing was timed; None where it was not."""
+        return None if self.emissions_s == self.delays_s else self.emissions_s
 
     def window_tokens(self, window: int) -> int:
         """Source tokens that a window holds: the last may hold fewer than W."""

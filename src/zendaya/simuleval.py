@@ -108,7 +108,8 @@ def from_trace(trace: Trace, tokenizer: Tokenizer, *, index: int = 0, source: st
         if step == 0 or trace.windows[step - 1] != window:
             add = tokenizer.stream()
         delay = clock[trace.arrived[step] - 1]
-        steps.append((add(token), last, delay, delay if timed else 0.0))
+        elapsed = 0.0 if not timed else delay if trace.emissions_s is None else 1000.0 * trace.emissions_s[step]
+        steps.append((add(token), last, delay, elapsed))
     return _instance(steps, index=index, reference=trace.references[0], source=source, source_length=clock[-1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -118,3 +119,13 @@ class Tokenizer:
 
 
 _WHISPER_TOKENS = ("<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>", "<|startofprev|>")
+
+
+def learned_text(text: str, lower: bool) -> str:
+    """A text as a run learns it, and as its steps are counted.
+
+    >>> learned_text("A man's  dog, RUNS.", lower=True)
+    "a man's dog runs"
+    """
+    text = " ".join(text.split())
+    return re.sub(r"[^\w\s']", "", text.lower()).strip() if lower else text

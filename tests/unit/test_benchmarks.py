@@ -31,3 +31,13 @@ def test_first_text_and_its_parts(monkeypatch, capsys):
     parts = measured["ms_10_50_90"]
     assert measured["blocks"] > 0
     assert parts["total"][1] >= parts["encoder"][1] > 0 < parts["decoder"][1]
+
+
+def test_the_bootstrap_beside_sacrebleus(monkeypatch, capsys):
+    specification = importlib.util.spec_from_file_location("benchmark_bootstrap", BENCHMARKS / "bootstrap.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    module.main(["--clips", "200", "--resamples", "100", "--json"])
+    measured = json.loads(capsys.readouterr().out)
+    assert abs(measured["ours"][0] - measured["sacrebleu"][0]) < 1e-6
+    assert measured["ours"][1] <= measured["ours"][0] <= measured["ours"][2]

@@ -13,10 +13,11 @@ from zendaya.cli import app
 from zendaya.encode import encode_corpus
 from zendaya.encoders import Tokens
 from zendaya.errors import ConfigError, CorpusError, SourceError, StoreError, ZendayaError
-from zendaya.evaluate import evaluate
+from zendaya.evaluate import evaluate, evaluate_streams
 from zendaya.metrics.latency import average_lagging
 from zendaya.metrics.results import read_traces
 from zendaya.model import preset
+from zendaya.policies import LocalAgreement
 from zendaya.records import Clip, Trace
 from zendaya.schedule import Full
 
@@ -93,9 +94,7 @@ def test_the_wait_of_a_whole_source_length_head_is_seen():
 
 
 def test_workers_change_nothing(model):
-    told = []
-    alone = evaluate(model, make_clips(5, 24, 9), PowerLaw(0.3), report=told.append)
-    assert told == [1, 2, 3]
+    alone = evaluate(model, make_clips(5, 24, 9), PowerLaw(0.3))
     assert evaluate(model, make_clips(5, 24, 9), PowerLaw(0.3), workers=2) == alone
 
 
@@ -159,6 +158,92 @@ def test_scores_of_several_windows_and_clips_by_hand():
         score([by_hand(), by_hand()], metrics=["bleu"])
 
 
+# Steps of references, streams, and the time of computing.
+
+
+def test_references_are_counted_as_the_run_learned_them(model):
+    loud = [(dataclasses.replace(clip, references=(clip.references[0].upper() + "!",)), source) for clip, source in make_clips(9)]
+    ((as_learned,), (raw,)) = (evaluate(model, loud, Full(), lower=lower) for lower in (True, False))
+    assert as_learned.reference_steps == (len(model.tokenizer.encode(TEXTS[0])) + 1,)
+    assert raw.reference_steps == (len(model.tokenizer.encode(TEXTS[0].upper() + "!")) + 1,)
+    assert raw.reference_steps[0] > 2 * as_learned.reference_steps[0]  # spelled in bytes
+    assert as_learned.references == raw.references == (TEXTS[0].upper() + "!",)
+
+
+def consecutive(*lengths):
+    """Clips of one stream, a second apart."""
+    start_s = 0.0
+    for clip, source in make_clips(*lengths):
+        length_s = float(source.arrival_s[-1])
+        yield dataclasses.replace(clip, stream="one", start_s=start_s, end_s=start_s + length_s), source
+        start_s += length_s + 1
+
+
+@pytest.mark.parametrize("schedule", [PowerLaw(0.5), LocalAgreement(3)], ids=str)
+def test_a_stream_is_one_session_cut_at_the_ends_of_its_clips(schedule):
+    model = make_model(history=True)
+    clips = list(consecutive(5, 12, 7))
+    traces = list(evaluate_streams(model, [clips], schedule, scale="window", window=10))
+    session = model.open(schedule, window=10)
+    groups = []
+    for number, (_, source) in enumerate(clips):
+        events = list(session.push(source.values_TE))
+        groups.append([*events, *(session.finish() if number == 2 else session.cut())])
+    assert [trace.tokens for trace in traces] == [tuple(event.token for event in events) for events in groups]
+    assert [set(trace.windows) for trace in traces] == [{0}, {0, 1}, {0}]
+    assert [trace.num_source_tokens for trace in traces] == [5, 12, 7]
+    assert sum(trace.decoder_rows for trace in traces) == session.cost.rows
+    assert sum(trace.revised for trace in traces) == session.cost.revised
+    alone = evaluate(model, clips, schedule, scale="window", window=10)
+    assert (traces[0].tokens, traces[0].horizons) == (alone[0].tokens, alone[0].horizons)
+    assert traces[1].tokens != alone[1].tokens  # it has a history
+    for trace in traces:
+        assert trace.emissions_s == trace.delays_s
+        assert trace.computing_s is None
+
+
+class Ticks:
+    """A timer by which everything takes a quarter of a second."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.25
+        return self.now
+
+
+def test_the_time_of_computing_is_put_on_the_clock_of_the_source(model):
+    (trace,) = evaluate(model, make_clips(6), PowerLaw(1), steps=3, max_steps=3, timer=Ticks())
+    (free,) = evaluate(model, make_clips(6), PowerLaw(1), steps=3, max_steps=3)
+    assert trace.tokens == free.tokens  # the text does not depend on it
+    # Tokens come every 0.5 s. By this timer each costs 0.25 s to be taken in, and a step 0.25 s more: step 1 is licensed at 1 s.
+    assert trace.delays_s == (1.0, 2.0, 3.0)
+    assert trace.emissions_s == trace.computing_s == (1.25, 2.25, 3.25)
+    (found,) = score([trace], metrics=["bleu"])
+    assert found.latency_s.first_token == 1.0
+    assert found.latency_computing_s.first_token == 1.25
+    assert found.latency_computing_s.average_lagging == pytest.approx(
+        average_lagging((1.25, 2.25, 3.25), source=3, target=trace.reference_steps[0])
+    )
+    assert score([free], metrics=["bleu"])[0].latency_computing_s is None
+    with pytest.raises(ConfigError, match="measured with one worker: got 2"):
+        evaluate(model, make_clips(6), PowerLaw(1), timer=Ticks(), workers=2)
+
+
+def test_a_slow_machine_falls_behind(model):
+    class Slow(Ticks):
+        def __call__(self):
+            self.now += 2.0
+            return self.now
+
+    (trace,) = evaluate(model, make_clips(6), PowerLaw(1), steps=3, max_steps=3, timer=Slow())
+    # By this timer a token takes 2 s to be taken in, and one that licenses a step 4 s, the step being there after 2; the first is there
+    # at 0.5 s.
+    assert trace.emissions_s == (0.5 + 2 + 2, 0.5 + 2 + 4 + 2 + 2, 0.5 + 2 + 4 + 2 + 4 + 2 + 2)
+    assert trace.delays_s == (1.0, 2.0, 3.0)
+
+
 # A corpus, through the command line.
 
 
@@ -207,10 +292,15 @@ def test_the_command_evaluates_and_its_traces_score_the_same(place, tmp_path):
 
     traces, _ = read_traces(tmp_path)
     assert len(traces) == 6
-    assert json.loads(json.dumps([dataclasses.asdict(one) for one in score(traces, metrics=["wer", "bleu"], normalise="basic")])) == [
-        offline,
-        dial,
-    ]
+    rows = json.loads(json.dumps([dataclasses.asdict(one) for one in score(traces, metrics=["wer", "bleu"], normalise="basic")]))
+    assert rows == [{name: value for name, value in one.items() if name != "signature"} for one in (offline, dial)]
+    lines = [one["signature"] for one in (offline, dial)]
+    assert lines == [line for line in result.stdout.splitlines() if line.startswith("zendaya:")]
+    digests = [signature[name][:8] for name in ("tokenizer_sha256", "checkpoint_sha256", "data_sha256")]
+    assert lines[1] == (
+        f"zendaya:{signature['version']}|gamma=0.5|scale:segment|tok:{digests[0]}|seed:?|model:{digests[1]}|data:manifest,test,{digests[2]}"
+        f"|clips:3|clock:simulated"
+    )
     again = json.loads(run("score", tmp_path, "--json").stdout)  # the same metrics and signature, from beside the traces
     assert again["scores"] == record["scores"]
     assert again["signature"] == {**signature, "scored_by": signature["version"]}
@@ -233,16 +323,19 @@ def test_policies_are_evaluated_beside_schedules_and_say_what_they_cost(place, t
     flags = [word for policy in policies for word in ("--schedule", policy)]
     result = run(*words(place, *flags, "--out", tmp_path))
     lines = result.stdout.splitlines()
-    assert lines[2].split()[-2:] == ["rows", "revised"]
+    assert lines[2].split()[-3:] == ["rows", "revised", "NE"]
     full, *others = json.loads((tmp_path / "scores.json").read_text())["scores"]
     assert [one["schedule"] for one in others] == ["local-agreement=3", "alignatt=2,chunk=2", "edatt=0.4,last=2,chunk=1"]
-    assert full["revised"] == 0
+    assert full["revised"] == full["normalised_erasure"] == 0
     for one, line in zip(others, lines[4:7], strict=True):
         assert one["decoder_rows"] > full["decoder_rows"] / full["steps"] * one["steps"]
         assert one["latency_tokens"]["average_lagging"] < full["latency_tokens"]["average_lagging"]
         assert one["exposure_limit"] is None
-        assert line.split()[-2:] == [f"{one['decoder_rows']:.1f}", f"{one['revised']:.1f}"]
+        assert line.split()[-3:] == [f"{one['decoder_rows']:.1f}", f"{one['revised']:.1f}", f"{one['normalised_erasure']:.2f}"]
     assert json.loads(run("score", tmp_path, "--json").stdout)["scores"] == [full, *others]
+    traces = [trace for trace in read_traces(tmp_path)[0] if trace.schedule == "local-agreement=3"]
+    assert others[0]["normalised_erasure"] == pytest.approx(sum(trace.revised / len(trace.tokens) for trace in traces) / len(traces))
+    assert others[0]["normalised_erasure"] > 0
     trace = read_traces(tmp_path)[0][0]
     clips = [(trace.clip, torch.from_numpy(np.load(place / f"{trace.clip}.npy")))]
     session = Model.from_pretrained(place / "model").open(Full(), window=len(clips[0][1]))
@@ -308,6 +401,9 @@ def test_damaged_traces_are_refused(tmp_path):
         (json.dumps({**good, "arrived": [1]}), "contradicts itself"),
         (json.dumps({**good, "effective_horizons": [2, 3, 5]}), "contradicts itself"),
         (json.dumps({**good, "arrivals_s": [1.0]}), "contradicts itself"),
+        (json.dumps({**good, "arrivals_s": [0.5, 1.0, 1.5, float("nan")]}), "contradicts itself"),
+        (json.dumps({**good, "emissions_s": [1.0]}), "contradicts itself"),
+        (json.dumps(good) + "\n" + json.dumps(good)[:200], "traces.jsonl:2: not JSON: the file is damaged"),
     ):
         if data is not None:
             file.write_text(data)
@@ -315,5 +411,114 @@ def test_damaged_traces_are_refused(tmp_path):
             run("score", tmp_path)
     file.write_text(json.dumps(good))
     assert read_traces(file)[0] == [by_hand()]
-    file.write_text(json.dumps({key: value for key, value in good.items() if key not in ("decoder_rows", "revised")}))
+    file.write_text(json.dumps({key: value for key, value in good.items() if key not in ("decoder_rows", "revised", "emissions_s")}))
     assert read_traces(file)[0] == [by_hand()]  # from before costs were counted
+
+
+# Nothing is overwritten, nothing is lost, and what does not fit is said.
+
+
+def test_results_are_replaced_by_force_alone(place, tmp_path):
+    run(*words(place, "--out", tmp_path))
+    before = (tmp_path / "traces.jsonl").read_bytes(), (tmp_path / "scores.json").read_bytes()
+    with pytest.raises(ZendayaError, match=r"already holds traces.jsonl and scores.json: give another --out, or --force"):
+        run(*words(place, "--schedule", "1", "--out", tmp_path))
+    with pytest.raises(ZendayaError, match=r"already holds scores.json: give another --out, or --force"):
+        run("score", tmp_path, "--metrics", "wer", "--out", tmp_path)
+    assert ((tmp_path / "traces.jsonl").read_bytes(), (tmp_path / "scores.json").read_bytes()) == before
+    run("score", tmp_path, "--metrics", "wer", "--out", tmp_path, "--force")
+    assert (tmp_path / "traces.jsonl").read_bytes() == before[0]
+    assert json.loads((tmp_path / "scores.json").read_text())["scores"][0]["quality"][0]["name"] == "WER"
+    run(*words(place, "--schedule", "1", "--out", tmp_path, "--force"))
+    assert {trace.schedule for trace in read_traces(tmp_path)[0]} == {"gamma=1.0"}
+
+
+def test_an_evaluation_that_was_interrupted_goes_on(place, tmp_path, monkeypatch):
+    options = {"store": place / "store", "schedules": [PowerLaw(0), PowerLaw(1)], "metrics": ["bleu"]}
+    whole = evaluate_corpus(place / "model", "manifest", place / "my.jsonl", out=tmp_path / "whole", **options)
+    decoded = []
+
+    def stop(progress):
+        decoded.append((progress.schedule, progress.done))
+        if (progress.schedule, progress.done) == ("gamma=1.0", 1):
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_corpus(place / "model", "manifest", place / "my.jsonl", out=out, report=stop, **options)
+    assert [path.name for path in out.iterdir()] == ["traces.unfinished.jsonl"]
+    file = out / "traces.unfinished.jsonl"
+    assert len(file.read_text().splitlines()) == 1 + 3 + 1
+    file.write_bytes(file.read_bytes() + b'{"clip": "1", "spl')  # killed in the middle of a line
+    with pytest.raises(ZendayaError, match=r"holds an unfinished evaluation whose max_steps is None, not 3: go on with that, give another"):
+        evaluate_corpus(place / "model", "manifest", place / "my.jsonl", out=out, max_steps=3, **options)
+    decoded.clear()
+    again = evaluate_corpus(
+        place / "model", "manifest", place / "my.jsonl", out=out, report=lambda one: decoded.append((one.schedule, one.done)), **options
+    )
+    assert decoded == [("gamma=0.0", 3), ("gamma=1.0", 1), ("gamma=1.0", 2), ("gamma=1.0", 3)]
+    assert again == whole
+    assert sorted(path.name for path in out.iterdir()) == ["scores.json", "traces.jsonl"]
+    for name in ("traces.jsonl", "scores.json"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_streaming_reads_consecutive_clips(tmp_path):
+    lines = [
+        {
+            "id": f"{n}",
+            "split": "test",
+            "media": f"{n}.npy",
+            "stream": "a" if n < 3 else "b",
+            "start_s": 4 * n,
+            "media_start_s": 4 * n,
+            "end_s": 4 * n + 3,
+            "text": text,
+        }
+        for n, text in enumerate(TEXTS)
+    ]
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for n in range(4):
+        np.save(tmp_path / f"{n}.npy", np.random.default_rng(n).standard_normal((9, 16)).astype(np.float32))
+    encode_corpus("manifest", tmp_path / "my.jsonl", tmp_path / "features", encoder="features,rate=3")
+    model = make_model(history=True)
+    model.save_pretrained(tmp_path / "model")
+    command = ("evaluate", tmp_path / "model", "manifest", tmp_path / "my.jsonl", "--schedule", "0.5")  # the store beside the checkpoint
+    record = json.loads(run(*command, "--streaming", "--computation-aware", "--out", tmp_path / "out", "--json").stdout)
+    (row,) = record["scores"]
+    assert "|gamma=0.5|scale:window,W=24,consecutive|" in row["signature"]
+    assert row["signature"].endswith("|clips:4|clock:computing")
+    assert row["latency_computing_s"]["first_token"] > row["latency_s"]["first_token"]
+    assert " ca " in run("score", tmp_path / "out").stdout
+    traces, _ = read_traces(tmp_path / "out")
+    assert [trace.clip for trace in traces] == ["0", "1", "2", "3"]
+    session = model.open(PowerLaw(0.5))
+    expected = []
+    for n in range(3):
+        events = list(session.push(np.load(tmp_path / f"{n}.npy")))
+        expected.append([event.token for event in [*events, *(session.finish() if n == 2 else session.cut())]])
+    assert [list(trace.tokens) for trace in traces[:3]] == expected
+    offline = json.loads(run(*command, "--offline", "--json").stdout)
+    assert offline["scores"][0]["scale"] == "segment"
+    with pytest.raises(ConfigError, match="a stream is decoded at scale window"):
+        run(*command, "--streaming", "--scale", "segment")
+
+
+def test_what_the_run_says_of_a_checkpoint_is_signed(place, tmp_path, model):
+    model.save_pretrained(tmp_path / "run" / "best")
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps({"recipe": {"lower": True, "loop": {"seed": 7}}}))
+    (tmp_path / "my.jsonl").write_text((place / "my.jsonl").read_text().upper().replace('"ID"', '"id"'))
+    record = evaluate_corpus(tmp_path / "run" / "best", "manifest", place / "my.jsonl", store=place / "store", metrics=["bleu"]).record
+    assert "|seed:7|" in record["scores"][0]["signature"]
+    assert ",lower|" in record["scores"][0]["signature"]
+    assert record["signature"]["seed"] == 7
+    with pytest.raises(StoreError, match=r"no features beside the checkpoint: give the store"):
+        evaluate_corpus(tmp_path / "run" / "best", "manifest", place / "my.jsonl")
+
+
+def test_a_corpus_without_references_is_refused(place, tmp_path):
+    lines = [{"id": f"{n}", "split": "test", "source": text, "references": []} for n, text in enumerate(TEXTS)]
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(CorpusError, match="manifest: none of the 4 clips of split 'test' has a reference to be scored against"):
+        run("evaluate", place / "model", "manifest", tmp_path / "my.jsonl", "--store", place / "store", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

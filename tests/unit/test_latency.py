@@ -1,6 +1,9 @@
 import random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zendaya import Full, PowerLaw, WaitK, ZendayaError
 from zendaya.metrics.latency import (
@@ -59,9 +62,41 @@ def test_known_schedules():
     assert schedule_lag(WaitK(3, 1), source=50, steps=50) == 3
 
 
+MEASURES = [average_lagging, length_adaptive_average_lagging, average_proportion, differentiable_average_lagging]
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.__name__)
 @pytest.mark.parametrize(
-    ("delays", "source", "target"), [([], 3, 3), ([float("nan")], 3, 3), ([[1]], 3, 3), ([1], 0, 3), ([1], 3, 0), ([1], float("nan"), 1)]
+    ("delays", "source", "target", "message"),
+    [
+        ([], 3, 3, "one a target token"),
+        ([float("nan")], 3, 3, "finite numbers"),
+        (np.full((40, 2), np.inf), 3, 3, "finite numbers"),
+        (["x"], 3, 3, "must be numbers"),
+        (None, 3, 3, "finite numbers"),
+        ([1], "F", 3, "must be numbers"),
+        ([1], 0, 3, "above 0: got source=0"),
+        ([1], 3, 0, "above 0"),
+        ([1], float("nan"), 1, "above 0"),
+        ([1], float("inf"), 1, "finite and above 0"),
+    ],
 )
-def test_bad_input_is_refused(delays, source, target):
-    with pytest.raises(ZendayaError):
-        average_lagging(delays, source=source, target=target)
+def test_bad_input_is_one_line(measure, delays, source, target, message):
+    with pytest.raises(ZendayaError, match=message) as caught:
+        measure(delays, source=source, target=target)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40).map(sorted), st.integers(1, 50), st.integers(1, 40), st.floats(0.1, 100))
+def test_lag_grows_with_delays_and_has_the_unit_of_the_source(delays, source, target, unit):
+    for measure in MEASURES:
+        value = measure(delays, source=source, target=target)
+        scaled = measure([delay * unit for delay in delays], source=source * unit, target=target)
+        assert scaled == pytest.approx(value if measure is average_proportion else value * unit, abs=1e-6)
+    dal, ap = (measure(delays, source=source, target=target) for measure in (differentiable_average_lagging, average_proportion))
+    later = [delay + 1 for delay in delays]
+    assert differentiable_average_lagging(later, source=source, target=target) == pytest.approx(dal + 1)
+    assert average_proportion(later, source=source, target=target) > ap
+    # Paced by the longer of what was written and what was wanted, LAAL is never below AL.
+    lags = [measure(delays, source=source, target=target) for measure in (average_lagging, length_adaptive_average_lagging)]
+    assert lags[1] >= lags[0] - 1e-9

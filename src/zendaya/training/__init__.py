@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from zendaya.errors import ConfigError, CorpusError
 from zendaya.model import Model, ModelConfig
 from zendaya.records import Clip
 from zendaya.schedule import Schedule, WaitK
-from zendaya.text import Tokenizer
+from zendaya.text import Tokenizer, learned_text
 from zendaya.training.decoding import DecodingTask, Example, TaskConfig, Window, standardise
 from zendaya.training.dial import Dial, parse_training_schedule
 from zendaya.training.loop import TRAIN, VALID, LoopConfig, Result, Shown, run
@@ -105,7 +104,7 @@ def train(
     """
     folder = Path(out)
     reading = corpora.read(config.corpus, data)
-    features = _features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
+    features = prepare_features(config, Path(data), Path(store) if store is not None else folder / "features", reading.digest, encoding)
     tokenizer = _tokenizer(config, reading.usable)
     examples, left_out = _examples(config, reading, features, tokenizer, limit)
     stride = _stride(examples[TRAIN])
@@ -132,14 +131,8 @@ def train(
     return run(task, config.loop, folder, resume=resume, report=report)
 
 
-def learned_text(text: str, lower: bool) -> str:
-    """A reference as it is learned."""
-    text = " ".join(text.split())
-    return re.sub(r"[^\w\s']", "", text.lower()).strip() if lower else text
-
-
-def _features(
-    config: TrainConfig, data: Path, folder: Path, data_digest: str, report: Callable[[EncodeProgress], None] | None
+def prepare_features(
+    config: TrainConfig, data: Path, folder: Path, data_digest: str, report: Callable[[EncodeProgress], None] | None = None
 ) -> FeatureStore:
     """The store of the recipe's encoder, encoded now if it is not there."""
     encoder = config.encoder

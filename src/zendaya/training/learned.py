@@ -36,7 +36,7 @@ from zendaya.length import InfLength
 from zendaya.metrics.latency import average_proportion, differentiable_average_lagging, length_adaptive_average_lagging
 from zendaya.model import WEIGHTS, Model, settled
 from zendaya.schedule import PowerLaw
-from zendaya.training import TrainConfig, _examples, _features
+from zendaya.training import TrainConfig, _examples, prepare_features
 from zendaya.training.buckets import plan
 from zendaya.training.decoding import Example
 from zendaya.training.dial import Dial
@@ -373,7 +373,7 @@ def open_run(folder: str | Path, *, data: str | Path, store: str | Path | None =
     path = Path(folder)
     config = recipe_of(path)
     reading = corpora.read(config.corpus, data)
-    features = _features(config, Path(data), Path(store) if store is not None else path / "features", reading.digest, None)
+    features = prepare_features(config, Path(data), Path(store) if store is not None else path / "features", reading.digest, None)
     model = Model.from_pretrained(path / BEST)
     if model.tokenizer is None:
         raise CheckpointError(f"{path / BEST}: has no tokenizer to read the corpus with")

@@ -123,6 +123,8 @@ class Result:
     folder: Path
     epochs: int
     steps: int
+    tokens: int
+    """Source tokens and text rows of the epochs that are over, padding not counted."""
     best_loss: float
     best_epoch: int
     seconds: float
@@ -214,8 +216,9 @@ class _Loop:
             self.board.close()
         assert progress.best is not None or interrupted
         return Result(
-            folder=self.out, epochs=progress.epoch, steps=progress.step, best_loss=math.inf if progress.best is None else progress.best,
-            best_epoch=progress.best_epoch, seconds=progress.seconds, interrupted=interrupted and not progress.finished,
+            folder=self.out, epochs=progress.epoch, steps=progress.step, tokens=progress.epoch * sum(map(sum, self.task.sizes(TRAIN))),
+            best_loss=math.inf if progress.best is None else progress.best, best_epoch=progress.best_epoch,
+            seconds=progress.seconds, interrupted=interrupted and not progress.finished,
         )  # fmt: skip
 
     def _step(self, micro: list[list[int]], share: float) -> float:

@@ -1,4 +1,4 @@
-"""Tables and plots: numbers made elsewhere, drawn for a terminal, a file or a paper."""
+"""The dial, drawn: what a schedule reads, for a terminal or a file."""
 
 from __future__ import annotations
 

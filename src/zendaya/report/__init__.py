@@ -1,0 +1,1 @@
+"""Tables and plots: numbers made elsewhere, drawn for a terminal, a file or a paper."""

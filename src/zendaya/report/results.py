@@ -1,0 +1,205 @@
+"""The results of a sweep as tables and figures need them: settings of one corpus together, each with its value for every seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zendaya.errors import ZendayaError
+from zendaya.metrics.results import read_traces
+from zendaya.metrics.significance import Difference, Interval, Seeds, Statistics, bootstrap, over_seeds, paired_bootstrap, statistics
+from zendaya.records import Trace
+from zendaya.schedule import Full, PowerLaw, WaitK, is_policy, parse_schedule
+from zendaya.sweep.table import Row, Table
+
+QUALITY = {
+    "BLEU": ("BLEU-4", True), "BLEU-lc": ("BLEU-4", True), "METEOR": ("METEOR", True), "METEOR-nltk": ("METEOR", True),
+    "WER": ("WER", False), "CIDEr": ("CIDEr", True),
+}  # fmt: skip
+"""Metrics of quality as the table of results names them: how the report's tables do, and whether more is better."""
+MEASURES = ("BLEU-4", "METEOR", "WER", "CIDEr")
+MORE_IS_BETTER = dict(QUALITY.values())
+OWN = "own"
+
+
+@dataclass
+class Setting:
+    """One decoding schedule or policy of a group."""
+
+    decode: str
+    rows: dict[int, dict[str, Row]] = field(default_factory=dict)
+    """By seed and metric."""
+
+    @cached_property
+    def gamma(self) -> float | None:
+        """γ, where it is a power law; 0 is the offline baseline, and so is the whole source."""
+        if is_policy(self.decode):
+            return None
+        schedule = parse_schedule(self.decode)
+        return float(schedule.gamma) if isinstance(schedule, PowerLaw) else 0.0 if isinstance(schedule, Full) else None
+
+    @cached_property
+    def k(self) -> int | None:
+        """k, where it is wait-k."""
+        schedule = None if is_policy(self.decode) else parse_schedule(self.decode)
+        return schedule.k if isinstance(schedule, WaitK) else None
+
+    @property
+    def name(self) -> str:
+        """As the paper's tables say it: z-γ, w-k; a policy by its own name."""
+        return f"z-{self.gamma:g}" if self.gamma is not None else f"w-{self.k}" if self.k is not None else self.decode
+
+    @property
+    def kind(self) -> str:
+        """ZENDAYA, wait-k, or the name of a policy."""
+        return "ZENDAYA" if self.gamma is not None else "wait-k" if self.k is not None else self.decode.partition("=")[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(self.rows)
+
+    def values(self, measure: str) -> dict[int, float]:
+        """Its value for each seed, quality as a share of 1."""
+        found = {}
+        for seed, rows in sorted(self.rows.items()):
+            for metric, row in rows.items():
+                if QUALITY.get(metric, (metric,))[0] == measure:
+                    found[seed] = row.value / 100 if metric in QUALITY else row.value
+        return found
+
+    def over(self, measure: str) -> Seeds | None:
+        """Mean and standard deviation over its seeds; None where there is none."""
+        values = list(self.values(measure).values())
+        return over_seeds(values) if values else None
+
+    def mean(self, measure: str) -> float | None:
+        """The mean over its seeds."""
+        found = self.over(measure)
+        return None if found is None else found.mean
+
+
+@dataclass
+class Group:
+    """The settings of one recipe, decoded one way, by models of their own or by one model of a family."""
+
+    recipe: str
+    mode: str
+    family: str
+    """`own`: each setting has a model trained under it; else what the one model of all was trained under."""
+    scale: str
+    split: str
+    settings: dict[str, Setting] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.recipe if self.family == OWN else f"{self.recipe} ({self.family})"
+
+    @property
+    def any_row(self) -> Row:
+        return next(row for setting in self.settings.values() for rows in setting.rows.values() for row in rows.values())
+
+    @property
+    def measures(self) -> list[str]:
+        """The measures of quality it has, in the order of the paper's tables."""
+        return [name for name in MEASURES if any(setting.values(name) for setting in self.settings.values())]
+
+    def by_gamma(self) -> list[Setting]:
+        return sorted((one for one in self.settings.values() if one.gamma is not None), key=lambda one: one.gamma or 0.0)
+
+    def by_k(self) -> list[Setting]:
+        return sorted((one for one in self.settings.values() if one.k is not None), key=lambda one: one.k or 0)
+
+    def policies(self) -> list[Setting]:
+        return [one for _, one in sorted(self.settings.items()) if one.gamma is None and one.k is None]
+
+    @property
+    def baseline(self) -> Setting | None:
+        """γ→0."""
+        return next((one for one in self.by_gamma() if one.gamma == 0), None)
+
+    @property
+    def ordered(self) -> list[Setting]:
+        return [*self.by_gamma(), *self.by_k(), *self.policies()]
+
+
+def best(settings: Iterable[Setting], measure: str) -> Setting | None:
+    """The setting with the best mean."""
+    known = [(mean, one) for one in settings if (mean := one.mean(measure)) is not None]
+    sign = 1 if MORE_IS_BETTER[measure] else -1
+    return max(known, key=lambda pair: sign * pair[0])[1] if known else None
+
+
+class Results:
+    """The table of a sweep, grouped, with the traces behind it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        table = Table(folder)
+        self.folder, self.rows = table.folder, table.rows()
+        if not self.rows:
+            raise ZendayaError(f"{table.path}: no results in it yet; run the sweep, or see why its cells failed")
+        self.failed = [record for record in table.records().values() if record.status == "failed"]
+        groups: dict[tuple[str, ...], Group] = {}
+        for row in self.rows:
+            family = OWN if row.train_schedule == row.decode_schedule else row.train_schedule
+            key = (row.recipe, row.mode, family, row.scale, row.split)
+            group = groups.setdefault(key, Group(*key))
+            setting = group.settings.setdefault(row.decode_schedule, Setting(row.decode_schedule))
+            setting.rows.setdefault(row.seed, {})[row.metric] = row
+        self.groups = [groups[key] for key in sorted(groups)]
+        self._traces: dict[str, list[Trace] | None] = {}
+        self._statistics: dict[tuple[str, str], Statistics | None] = {}
+
+    def of(self, mode: str) -> list[Group]:
+        return [group for group in self.groups if group.mode == mode]
+
+    def signature(self, row: Row) -> dict[str, Any]:
+        """What a row depends on."""
+        return dict(json.loads(row.signature))
+
+    def traces(self, setting: Setting, seed: int) -> list[Trace] | None:
+        """The traces of a decode; None where they are gone."""
+        rows = setting.rows.get(seed)
+        if not rows:
+            return None
+        path = next(iter(rows.values())).traces
+        if path not in self._traces:
+            file = self.folder / path
+            traces = read_traces(file) if file.is_file() else None
+            expected = next(iter(rows.values())).traces_digest
+            if traces is not None and traces[1] != expected:
+                raise ZendayaError(f"{file}: not the traces that were scored: they were changed; remove them and run the sweep again")
+            self._traces[path] = None if traces is None else traces[0]
+        return self._traces[path]
+
+    def statistics(self, setting: Setting, seed: int, measure: str) -> Statistics | None:
+        """What the score of a decode is made from, clip by clip."""
+        traces = self.traces(setting, seed)
+        row = next((row for name, row in setting.rows.get(seed, {}).items() if QUALITY.get(name, ("",))[0] == measure), None)
+        if traces is None or row is None:
+            return None
+        key = (row.traces, measure)
+        if key not in self._statistics:
+            normalise = self.signature(row)["evaluation"].get("normalise", "english")
+            name = "meteor" if row.metric.startswith("METEOR") else row.metric.lower()
+            texts, references = [trace.text for trace in traces], [trace.references for trace in traces]
+            found = statistics(name, texts, references, normalise=normalise)
+            # Another implementation than the sweep's (no Java here, say) would give an interval beside a score it is not of.
+            self._statistics[key] = found if found.signature == self.signature(row)["metric"] else None
+        return self._statistics[key]
+
+    def interval(self, setting: Setting, seed: int, measure: str) -> Interval | None:
+        """A score with its interval, in percent."""
+        found = self.statistics(setting, seed, measure)
+        return None if found is None else bootstrap(found)
+
+    def difference(self, a: Setting, b: Setting, seed: int, measure: str) -> Difference | None:
+        """A − B on the same clips, in percent; None where either has no traces of that seed, or they are not of the same clips."""
+        one, two = self.traces(a, seed), self.traces(b, seed)
+        first, second = self.statistics(a, seed, measure), self.statistics(b, seed, measure)
+        if one is None or two is None or first is None or second is None or [t.clip for t in one] != [t.clip for t in two]:
+            return None
+        return paired_bootstrap(first, second)

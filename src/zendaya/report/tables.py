@@ -1,0 +1,386 @@
+"""The paper's tables from a sweep's results, the published numbers beside ours; what is missing is shown as missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from zendaya import corpora
+from zendaya.errors import MissingExtraError
+from zendaya.metrics.significance import Interval, Seeds, beats_on_every_seed
+from zendaya.records import Trace
+from zendaya.report import published
+from zendaya.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, best
+
+MISSING = "–"
+PAPER = "paper"
+SAMPLE = 9
+"""Clips a system in the qualitative sample (app:qual)."""
+ANCHORS = 8
+"""Most settings that are shown as anchors; beyond it they are chosen."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table: its name in the paper, a caption, a header and rows; a row of one cell is a heading across."""
+
+    name: str
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def sheets(results: Results) -> Iterator[Sheet]:
+    """Every table there is."""
+    yield setup(results)
+    yield fixed(results)
+    yield from anchors(results)
+    yield pairs(results)
+    yield intervals(results)
+    yield from samples(results)
+    yield seeded(results)
+    yield every(results)
+
+
+def setup(results: Results) -> Sheet:
+    """Table 1: corpora and configuration."""
+    columns = {}
+    for group in results.groups:
+        if group.recipe in columns:
+            continue
+        signature = results.signature(group.any_row)
+        training, evaluation = signature["training"], signature["evaluation"]
+        config, rho = training["recipe"], training["rho"]
+        task = corpora.get(config["corpus"]).task
+        modality = "audio" if task.startswith("transcription") else "video" if task.startswith("captioning") else "text"
+        rate = next((part for part in evaluation["store"]["encoder"].split() if part.startswith("rate=")), "")
+        columns[group.recipe] = (
+            modality if config["corpus"] != "manifest" else MISSING, config["encoder"], f"{rate[5:]} /s" if rate else MISSING,
+            str(config["model"]["decoder"]["source_dim"]), str(config["model"]["window"]), str(config["model"]["max_steps"]), f"{rho:.2f}",
+            "source-dense" if rho > 1 else "text-dense",
+        )  # fmt: skip
+    header = ("", *columns, *(f"{name} ({PAPER})" for name in published.CORPORA.values()))
+    values = [*columns.values(), *(published.SETUP[recipe] for recipe in published.CORPORA)]
+    rows = tuple(
+        (Cell(name), *(Cell(column[number]) for column in values)) for number, name in enumerate(published.SETUP_ROWS)
+    )  # fmt: skip
+    return Sheet(
+        "Table 1", "Datasets and configuration. ρ of ours is mean F by mean N of the training split; the paper's is of caps.", header, rows
+    )
+
+
+def fixed(results: Results) -> Sheet:
+    """Table 2: the best γ against γ→0."""
+    groups = [group for group in results.of("offline") if group.by_gamma()]
+    measures = _measures(groups)
+    header = ("Dataset", *(f"{name} {what}" for name in measures for what in ("base", "ZENDAYA")), "Rel.", "Ē", "seeds")
+    rows = []
+    for group in groups:
+        base = group.baseline
+        chosen_by = group.measures[0] if group.measures else measures[0]
+        top = best([one for one in group.by_gamma() if one.gamma], chosen_by)
+        cells = [Cell(group.label)]
+        for name in measures:
+            left, right = (None if one is None else one.mean(name) for one in (base, top))
+            said = "" if top is None or name != chosen_by else f" (γ={top.gamma:g})"
+            cells += [Cell(_score(left)), Cell(_score(right) + (said if right is not None else ""), _better(right, left, name))]
+        before, after = (None if one is None else one.mean(chosen_by) for one in (base, top))
+        rel = MISSING if before is None or after is None or not before else f"{100 * (after - before) / before:+.1f}%"
+        exposure = None if top is None else top.mean("exposure")
+        count = 0 if top is None else len(top.seeds)
+        rows.append((*cells, Cell(rel), Cell(MISSING if exposure is None else f"{exposure:.2f}"), Cell(str(count))))
+    for recipe, name in published.CORPORA.items():
+        if not any(group.recipe == recipe for group in groups):
+            rows.append((Cell(f"{name}, ours"), *(Cell(MISSING) for _ in header[1:])))
+        one = published.FIXED[recipe]
+        known = {"BLEU-4": (one.bleu_base, one.bleu, f" (γ={one.gamma:.2f})"), "METEOR": (one.meteor_base, one.meteor, "")}
+        cells = [Cell(f"{name} ({PAPER})")]
+        for measure in measures:
+            base_value, value, said = known.get(measure, (None, None, ""))
+            cells += [Cell(_score(base_value)), Cell(_score(value) + said, _better(value, base_value, measure))]
+        rows.append((*cells, Cell(one.rel), Cell(f"{one.exposure:.2f}"), Cell("1")))
+    caption = (
+        "Fixed-window results, means over seeds. The best γ is selected by the first measure, on the clips it is then reported on; "
+        "Rel. is that margin. Bold: above its baseline by mean, no test."
+    )
+    return Sheet("Table 2", caption, header, tuple(rows))
+
+
+def anchors(results: Results) -> Iterator[Sheet]:
+    """Table 3: streaming anchors, a block a corpus."""
+    for group in results.of("streaming"):
+        shown = _anchors(group)
+        rows = []
+        for name in (*group.measures, "AL"):
+            means = [one.mean(name) for one in shown]
+            least = name == "AL" or not MORE_IS_BETTER[name]
+            known = [value for value in means if value is not None]
+            top = (min(known) if least else max(known)) if known else None
+            form: Callable[[float | None], str] = _lag if name == "AL" else _score
+            rows.append((Cell(name), *(Cell(form(value), value is not None and value == top) for value in means)))
+        seeds = ", ".join(sorted({str(len(one.seeds)) for one in shown}))
+        caption = (
+            f"Streaming anchors, scale {group.scale}, split {group.split}, means over {seeds} seeds. z-γ is ZENDAYA, w-k is wait-k. "
+            f"Best in row is bold."
+        )
+        yield Sheet("Table 3", caption, (group.label, *(one.name for one in shown)), tuple(rows))
+    for recipe, name in published.CORPORA.items():
+        block = published.STREAM[recipe]
+        rows = []
+        for number, measure in enumerate(("BLEU-4", "METEOR", "AL")):
+            values = [anchor[number] for anchor in block.values()]
+            top = min(values) if measure == "AL" else max(values)
+            rows.append((Cell(measure), *(Cell(_lag(value) if measure == "AL" else _score(value), value == top) for value in values)))
+        missing = "" if any(group.recipe.startswith(recipe) for group in results.of("streaming")) else " Ours: missing."
+        yield Sheet("Table 3", f"Streaming anchors as published.{missing}", (f"{name} ({PAPER})", *block), tuple(rows))
+
+
+def pairs(results: Results) -> Sheet:
+    """Table 4: paired bootstrap of the anchor pairs, seed by seed."""
+    groups = results.of("streaming")
+    measures = _measures(groups)
+    header = ("Dataset", "Anchor pair", "seed", *(f"Δ {name} [95 %]" for name in measures))
+    rows = []
+    for group in groups:
+        found = anchor_pairs(group)
+        if not found:
+            rows.append((Cell(group.label), *(Cell(MISSING) for _ in header[1:])))
+        for why, ours, theirs in found:
+            for seed in sorted(set(ours.seeds) & set(theirs.seeds)):
+                gaps = [results.difference(ours, theirs, seed, name) for name in measures]
+                cells = [Cell(MISSING) if gap is None else Cell(_gap(gap), gap.excludes_zero) for gap in gaps]
+                rows.append((Cell(group.label), Cell(f"{ours.name} vs {theirs.name} ({why})"), Cell(str(seed)), *cells))
+    for recipe, name in published.CORPORA.items():
+        pair, bleu, meteor = published.PAIRS[recipe]
+        known = {"BLEU-4": bleu, "METEOR": meteor}
+        cells = []
+        for measure in measures:
+            if (gap := known.get(measure)) is None:
+                cells.append(Cell(MISSING))
+            else:
+                cells.append(Cell(f"{gap[0]:.4f} [{gap[1]:.3f}, {gap[2]:.3f}]", gap[1] > 0 or gap[2] < 0))
+        rows.append((Cell(f"{name} ({PAPER})"), Cell(pair), Cell("1 run"), *cells))
+    caption = (
+        "Paired-bootstrap 95 % intervals (1000 resamples of clips), ZENDAYA (z-γ) against wait-k (w-k). Pairs are nearest in lag, and best "
+        "against best by the first measure, both chosen on these clips. Bold excludes zero."
+    )
+    return Sheet("Table 4", caption, header, tuple(rows))
+
+
+def intervals(results: Results) -> Sheet:
+    """Table A1: the interval behind every entry of Table 2, for the lowest seed."""
+    header = ("Dataset", "Metric", "ZENDAYA", "95 % CI", "γ→0", "95 % CI", "Δ (95 % CI)", "p")
+    rows: list[tuple[Cell, ...]] = []
+    for group in results.of("offline"):
+        base = group.baseline
+        top = best([one for one in group.by_gamma() if one.gamma], group.measures[0]) if group.measures else None
+        if base is None or top is None:
+            continue
+        seeds = sorted(set(base.seeds) & set(top.seeds))
+        for name in group.measures:
+            label = Cell(f"{group.label} (γ = {top.gamma:g}, seed {seeds[0] if seeds else MISSING})")
+            ours, theirs = (results.interval(one, seeds[0], name) if seeds else None for one in (top, base))
+            gap = results.difference(top, base, seeds[0], name) if seeds else None
+            delta = Cell(MISSING) if gap is None else Cell(_gap(gap), gap.excludes_zero)
+            p = Cell(MISSING if gap is None else f"{gap.p:.3f}")
+            rows.append((label, Cell(name), *_interval(ours), *_interval(theirs), delta, p))
+    for recipe, name in published.CORPORA.items():
+        for metric, numbers in published.INTERVALS[recipe].items():
+            score, low, high, base_score, base_low, base_high, delta_value, delta_low, delta_high, p_value = numbers
+            gap_text = f"{delta_value:.4f} [{delta_low:.4f}, {delta_high:.4f}]"
+            rows.append(
+                (
+                    Cell(f"{name} ({PAPER}, γ = {published.FIXED[recipe].gamma:.2f})"), Cell(metric), Cell(_score(score)),
+                    Cell(f"[{low:.4f}, {high:.4f}]"), Cell(_score(base_score)), Cell(f"[{base_low:.4f}, {base_high:.4f}]"),
+                    Cell(gap_text, delta_low > 0 or delta_high < 0), Cell(p_value or MISSING),
+                )
+            )  # fmt: skip
+    caption = (
+        "Fixed-window paired bootstrap, 1000 resamples, one run each. Bold marks intervals excluding zero. Published scores are means over "
+        "resamples."
+    )
+    return Sheet("Table A1", caption, header, tuple(rows))
+
+
+def samples(results: Results) -> Iterator[Sheet]:
+    """Table A2: by the symmetric protocol, the clips on which each of two systems scores highest, with both decodes."""
+    for group in results.of("streaming"):
+        chosen = [(ours, theirs) for why, ours, theirs in anchor_pairs(group) if why == "best"]
+        if not chosen:
+            continue
+        ours, theirs = chosen[0]
+        seeds = sorted(set(ours.seeds) & set(theirs.seeds))
+        one, two = (results.traces(each, seeds[0]) if seeds else None for each in (ours, theirs))
+        if one is None or two is None or [trace.clip for trace in one] != [trace.clip for trace in two]:
+            continue
+        rows: list[tuple[Cell, ...]] = []
+        for system, first, second in ((ours.name, one, two), (theirs.name, two, one)):
+            rows.append((Cell(f"Clips where {system} scores highest", bold=True),))
+            for place in symmetric(first):
+                a, b = (first[place], second[place]) if first is one else (second[place], first[place])
+                rows.append((Cell(first[place].references[0]), Cell(a.text), Cell(b.text)))
+        caption = (
+            f"Decodes of identical clips of {group.label}, split {group.split}, seed {seeds[0]}: the {SAMPLE} clips on which "
+            f"each system has its highest sentence BLEU-4, one per distinct reference, with both decodes; of several references the first "
+            f"is shown."
+        )
+        yield Sheet("Table A2", caption, ("reference", ours.name, theirs.name), tuple(rows))
+
+
+def symmetric(traces: Sequence[Trace], number: int = SAMPLE) -> list[int]:
+    """Places of the clips that a system's own sentence BLEU puts highest, one per distinct reference; ties in the order of the corpus."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ModuleNotFoundError:
+        raise MissingExtraError("sacrebleu", "eval", "the qualitative sample") from None
+    scorer = BLEU(lowercase=True, effective_order=True)
+    scores = [scorer.sentence_score(trace.text, list(trace.references)).score for trace in traces]
+    taken, seen = list[int](), set[tuple[str, ...]]()
+    for place in sorted(range(len(traces)), key=lambda place: -scores[place]):
+        references = tuple(text.lower() for text in traces[place].references)
+        if references not in seen and len(taken) < number:
+            seen.add(references)
+            taken.append(place)
+    return taken
+
+
+def seeded(results: Results) -> Sheet:
+    """Table A3: mean and standard deviation over seeds, bold by the paper's rule."""
+    groups = [group for group in results.of("offline") if group.by_gamma()]
+    columns = [(group, name) for group in groups for name in group.measures]
+    ours = {one.gamma for group in groups for one in group.by_gamma()}
+    gammas = sorted({gamma for gamma in ours if gamma is not None} | set(published.SEEDED["charades-sta"]))
+    theirs = [(recipe, number, name) for recipe in published.CORPORA for number, name in enumerate(("BLEU-4", "METEOR"))]
+    header = (
+        "γ", *(f"{group.label} {name}" for group, name in columns),
+        *(f"{published.CORPORA[recipe]} {name} ({PAPER})" for recipe, _, name in theirs),
+    )  # fmt: skip
+    rows = []
+    for gamma in gammas:
+        cells = [Cell("γ→0" if gamma == 0 else f"{gamma:g}")]
+        for group, name in columns:
+            setting = next((one for one in group.by_gamma() if one.gamma == gamma), None)
+            cells.append(_seeded(setting, group.baseline, name))
+        for recipe, number, name in theirs:
+            found = published.SEEDED[recipe].get(gamma)
+            bold = gamma in published.SEEDED_BOLD[recipe][name]
+            cells.append(Cell(MISSING) if found is None else Cell(f"{found[number][0]:.4f} ± {found[number][1]:.4f}", bold))
+        rows.append(tuple(cells))
+    caption = (
+        "Fixed-window sweep over seeds, mean ± standard deviation (number of seeds in brackets if not three). Bold marks a setting that "
+        "beats its baseline on every seed by a mean paired difference of at least three times its standard error."
+    )
+    return Sheet("Table A3", caption, header, tuple(rows))
+
+
+def every(results: Results) -> Sheet:
+    """All decodes: quality, lag, and exposure beside its closed form."""
+    measures = _measures(results.groups)
+    header = ("Dataset", "mode", "scale", "model", "setting", "seeds", *measures, "AL", "LAAL", "Ē", "Ē planned", "1/(1+γ)")
+    rows = []
+    for group in results.groups:
+        for one in group.ordered:
+            cells = [
+                group.recipe,
+                group.mode,
+                group.scale,
+                "its own" if group.family == OWN else group.family,
+                one.name,
+                str(len(one.seeds)),
+            ]
+            cells += [_plain(one.over(name)) for name in measures]
+            cells += [_lag(one.mean("AL")), _lag(one.mean("LAAL"))]
+            cells += [
+                MISSING if (value := one.mean(name)) is None else f"{value:.3f}"
+                for name in ("exposure", "exposure_planned", "exposure_limit")
+            ]
+            rows.append(tuple(Cell(text) for text in cells))
+    return Sheet("All decodes", "Every decode of the sweep, means over seeds ± standard deviation.", header, tuple(rows))
+
+
+# What is chosen.
+
+
+def anchor_pairs(group: Group) -> list[tuple[str, Setting, Setting]]:
+    """(why, ours, theirs): the γ and k nearest in lag, and the best of each by the first measure."""
+    ours, theirs = [one for one in group.by_gamma() if one.gamma], group.by_k()
+    if not ours or not theirs or not group.measures:
+        return []
+    lags = [(abs((a.mean("AL") or 0.0) - (b.mean("AL") or 0.0)), n, m) for n, a in enumerate(ours) for m, b in enumerate(theirs)]
+    _, n, m = min(lags)
+    pairs = [("nearest lag", ours[n], theirs[m])]
+    top, rival = best(ours, group.measures[0]), best(theirs, group.measures[0])
+    if top is not None and rival is not None:
+        pairs.append(("best", top, rival))
+    return pairs
+
+
+def _anchors(group: Group) -> list[Setting]:
+    if len(group.settings) <= ANCHORS or not group.measures:
+        return group.ordered
+    kept = {one.decode for _, *pair in anchor_pairs(group) for one in pair}
+    for settings in (group.by_gamma(), group.by_k()):
+        if settings:
+            kept.add(min(settings, key=lambda one: one.mean("AL") or 0.0).decode)
+    for kind in dict.fromkeys(one.kind for one in group.policies()):
+        top = best([one for one in group.policies() if one.kind == kind], group.measures[0])
+        kept |= {top.decode} if top is not None else set()
+    return [one for one in group.ordered if one.decode in kept]
+
+
+# How numbers are written.
+
+
+def _measures(groups: Sequence[Group]) -> list[str]:
+    found = {name for group in groups for name in group.measures} | {"BLEU-4", "METEOR"}
+    return [name for name in MORE_IS_BETTER if name in found]
+
+
+def _score(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4f}"
+
+
+def _lag(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1f}".replace("-", "−")
+
+
+def _better(value: float | None, base: float | None, measure: str) -> bool:
+    return value is not None and base is not None and (value > base if MORE_IS_BETTER[measure] else value < base)
+
+
+def _gap(gap: Interval) -> str:
+    low, high = (f"{value / 100:.4f}".replace("-", "−") for value in (gap.low, gap.high))
+    return f"{gap.value / 100:.4f} [{low}, {high}]".replace("-", "−")
+
+
+def _interval(found: Interval | None) -> tuple[Cell, Cell]:
+    if found is None:
+        return Cell(MISSING), Cell(MISSING)
+    return Cell(f"{found.value / 100:.4f}"), Cell(f"[{found.low / 100:.4f}, {found.high / 100:.4f}]")
+
+
+def _plain(found: Seeds | None) -> str:
+    if found is None:
+        return MISSING
+    return f"{found.mean:.4f}" if found.sd is None else f"{found.mean:.4f} ± {found.sd:.4f}"
+
+
+def _seeded(setting: Setting | None, base: Setting | None, measure: str) -> Cell:
+    found = None if setting is None else setting.over(measure)
+    if setting is None or found is None:
+        return Cell(MISSING)
+    text = _plain(found) + (f" ({found.count})" if found.count != 3 else "")
+    if base is None or base is setting:
+        return Cell(text)
+    ours, theirs = setting.values(measure), base.values(measure)
+    both = sorted(ours.keys() & theirs.keys())
+    paired = ([ours[seed] for seed in both], [theirs[seed] for seed in both])
+    return Cell(text, bool(both) and beats_on_every_seed(*paired, higher_is_better=MORE_IS_BETTER[measure]))

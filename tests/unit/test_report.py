@@ -1,0 +1,392 @@
+"""Reports of a sweep: the paper's tables and figures from a table of results, what is missing shown as missing."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from zendaya.cli import app
+from zendaya.errors import ZendayaError
+from zendaya.metrics.quality import bleu
+from zendaya.metrics.results import write_traces
+from zendaya.metrics.significance import bootstrap, paired_bootstrap, statistics
+from zendaya.records import Trace
+from zendaya.report import published
+from zendaya.report.results import Results
+from zendaya.report.tables import symmetric
+from zendaya.report.write import latex, tex, write_report
+from zendaya.sweep.table import Record, Row, Table, now
+
+WORDS = ("a man", "a dog", "runs", "sings", "in the rain", "at home", "slowly", "again")
+CLIPS = 30
+
+
+def trace(clip, text, reference, schedule, scale="segment"):
+    return Trace(
+        clip=clip, split="test", schedule=schedule, scale=scale, window=4, num_source_tokens=4, text=text, references=(reference,),
+        reference_steps=(3,), predicted_steps=(2,), tokens=(5, 6), windows=(0, 0), horizons=(2, 4), effective_horizons=(2, 4),
+        arrived=(2, 4),
+    )  # fmt: skip
+
+
+class Made:
+    """A table of results whose numbers are known: texts that lose words at random, at a rate each setting has."""
+
+    def __init__(self, folder):
+        self.folder, self.table, self.texts = folder, Table(folder, create=True), {}
+        rng = np.random.default_rng(1)
+        self.references = [" ".join(rng.choice(WORDS, 5)) for _ in range(CLIPS)]
+
+    def add(self, mode, train, decode, seed, loss, lag, recipe="msvd"):
+        rng = np.random.default_rng([seed, int(1000 * loss)])
+        kept = [" ".join(word if rng.random() > loss else "cat" for word in text.split()) for text in self.references]
+        key = f"{recipe}-{mode}-{train}-{decode}-{seed}".replace("=", "").replace(",", "-")
+        out = self.folder / "decodes" / key
+        out.mkdir(parents=True)
+        digest = write_traces(out, [trace(f"{n}", *pair, decode) for n, pair in enumerate(zip(kept, self.references, strict=True))])
+        found = bleu(kept, [[text] for text in self.references])
+        self.texts[mode, train, decode, seed] = kept
+        model = {"decoder": {"source_dim": 512}, "window": 80, "max_steps": 40}
+        training = {"recipe": {"corpus": "msvd", "encoder": "features:x.npz,rate=3", "model": model}, "rho": 3.4}
+        evaluation = {"normalise": "english", "store": {"encoder": "features dim=512 rate=3"}}
+        signature = {"metric": found.signature, "training": training, "evaluation": evaluation}
+        base = {field.name: "" for field in dataclasses.fields(Row)} | {
+            "cell": key, "run": f"{train}-{seed}", "grid": "made", "recipe": recipe, "corpus": "msvd", "split": "test", "form": "fix",
+            "mode": mode, "scale": "segment", "train_schedule": train, "decode_schedule": decode, "seed": seed, "n": CLIPS, "lag": lag,
+            "signature": json.dumps(signature), "traces": f"decodes/{key}/traces.jsonl", "traces_digest": digest, "seconds": 1.0,
+            "data_digest": "0123456789abcdef", "created": now(),
+        }  # fmt: skip
+        values = {"BLEU": found.value, "AL": lag, "LAAL": lag, "exposure": 0.8}
+        record = Record(
+            cell=key, kind="evaluate", label=key, status="done", error="", recipe=recipe, steps=None, tokens=None, seconds=1.0, config="{}",
+            created=now(),
+        )  # fmt: skip
+        self.table.write(record, [Row(**base | {"metric": name, "value": value}) for name, value in values.items()])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """γ→0 worse than γ = 0.3 on every seed, γ = 1 worst; streaming by the whole dial, with wait-k and a policy, and no METEOR anywhere."""
+    made = Made(tmp_path_factory.mktemp("made"))
+    for seed in (0, 1, 2):
+        made.add("offline", "gamma=0.0", "gamma=0.0", seed, 0.3, 4.0)
+        made.add("offline", "gamma=0.3", "gamma=0.3", seed, 0.02, 3.0)
+        made.add("offline", "gamma=1.0", "gamma=1.0", seed, 0.6, 1.0)
+        for decode, loss, lag in (
+            ("gamma=0.2", 0.1, 3.0),
+            ("gamma=1.0", 0.4, 1.0),
+            ("wait-k=2,stride=1.5", 0.5, 1.5),
+            ("wait-k=5,stride=1.5", 0.2, 3.8),
+        ):
+            made.add("streaming", "dial+wait-k=0.2", decode, seed, loss, lag)
+    made.add("streaming", "dial+wait-k=0.2", "alignatt=2,chunk=1", 0, 0.15, 2.0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def written(made, tmp_path_factory):
+    to = tmp_path_factory.mktemp("report") / "out"
+    assert {path.name for path in write_report(made.folder, to=to)} == {
+        "offline.svg",
+        "streaming.svg",
+        "report.md",
+        "tables.tex",
+        "report.html",
+    }
+    return to
+
+
+def tables(text):
+    """The tables of a page of Markdown: (name, rows of cells)."""
+    for part in text.split("\n## ")[1:]:
+        name, _, rest = part.partition("\n")
+        yield name, [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rest.splitlines() if line.startswith("| ")]
+
+
+def test_every_table_of_the_paper_is_there_with_its_numbers(written):
+    found = dict(tables((written / "report.md").read_text()))
+    assert set(found) == {"Table 1", "Table 2", "Table 3", "Table 4", "Table A1", "Table A2", "Table A3", "All decodes"}
+    fixed = {row[0]: row for row in found["Table 2"]}
+    assert fixed["Charades-STA (paper)"][1:] == ["0.0336", "**0.0402 (γ=0.30)**", "0.2096", "**0.2115**", "+19.6%", "0.77", "1"]
+    assert fixed["LibriHeavy (paper)"][3:5] == ["0.5627", "0.5608"]
+    assert set(fixed["Charades-STA, ours"][1:]) == {"–"}  # it was not run
+    assert fixed["msvd"][3:5] == ["–", "–"]  # METEOR was not measured
+    seeded = {row[0]: row for row in found["Table A3"]}
+    assert seeded["0.7"][1] == "–"
+    assert seeded["0.7"][-6:] == [
+        "**0.0410 ± 0.0013**", "0.2098 ± 0.0077", "**0.0197 ± 0.0039**", "**0.1225 ± 0.0053**", "0.2033 ± 0.0020", "0.5422 ± 0.0017"
+    ]  # fmt: skip
+
+
+def test_the_numbers_are_those_of_the_table(made, written):
+    found = dict(tables((written / "report.md").read_text()))
+    values = {(row.mode, row.decode_schedule, row.seed): row.value / 100 for row in made.table.rows() if row.metric == "BLEU"}
+
+    def seeds(decode):
+        return [values["offline", decode, seed] for seed in (0, 1, 2)]
+
+    (row,) = [row for row in found["Table 2"] if row[0] == "msvd"]
+    base, best = np.mean(seeds("gamma=0.0")), np.mean(seeds("gamma=0.3"))
+    assert row[1:3] == [f"{base:.4f}", f"**{best:.4f} (γ=0.3)**"]
+    assert row[5:] == [f"{100 * (best - base) / base:+.1f}%", "0.80", "3"]
+    seeded = {row[0]: row for row in found["Table A3"]}
+    assert seeded["0.3"][1] == f"**{best:.4f} ± {np.std(seeds('gamma=0.3'), ddof=1):.4f}**"
+    assert seeded["1"][1] == f"{np.mean(seeds('gamma=1.0')):.4f} ± {np.std(seeds('gamma=1.0'), ddof=1):.4f}"
+
+
+def test_intervals_are_those_of_the_bootstrap(made, written):
+    found = dict(tables((written / "report.md").read_text()))
+    references = [[text] for text in made.references]
+
+    def stats(*key):
+        return statistics("bleu", made.texts[key], references)
+
+    ours, base = stats("offline", "gamma=0.3", "gamma=0.3", 0), stats("offline", "gamma=0.0", "gamma=0.0", 0)
+    (row,) = [row for row in found["Table A1"] if row[0].startswith("msvd")]
+    interval, gap = bootstrap(ours), paired_bootstrap(ours, base)
+    assert row[2:4] == [f"{ours.score / 100:.4f}", f"[{interval.low / 100:.4f}, {interval.high / 100:.4f}]"]
+    assert row[6] == f"**{gap.value / 100:.4f} [{gap.low / 100:.4f}, {gap.high / 100:.4f}]**"
+    pairs = [row for row in found["Table 4"] if row[0].startswith("msvd")]
+    assert [row[1:3] for row in pairs] == [
+        [words, str(seed)] for words in ("z-1 vs w-2 (nearest lag)", "z-0.2 vs w-5 (best)") for seed in (0, 1, 2)
+    ]
+    dial = "dial+wait-k=0.2"
+    gap = paired_bootstrap(stats("streaming", dial, "gamma=0.2", 1), stats("streaming", dial, "wait-k=5,stride=1.5", 1))
+    assert pairs[4][3].strip("*").startswith(f"{gap.value / 100:.4f} [")
+
+
+def test_a_measure_where_less_is_better_is_chosen_and_bold_by_that(tmp_path):
+    made = Made(tmp_path)
+    for seed in (0, 1, 2):
+        made.add("offline", "gamma=0.0", "gamma=0.0", seed, 0.3, 4.0)
+        made.add("offline", "gamma=0.3", "gamma=0.3", seed, 0.02, 3.0)
+        made.add("offline", "gamma=1.0", "gamma=1.0", seed, 0.6, 3.0)
+    for row in made.table.rows():
+        if row.metric == "BLEU":
+            record = made.table.records()[row.cell]
+            made.table.write(
+                record,
+                [dataclasses.replace(row, metric="WER", value={"0.0": 30, "0.3": 10, "1.0": 60}[row.decode_schedule[6:]] + row.seed)],
+            )
+    (path,) = [path for path in write_report(tmp_path, formats=["md"]) if path.suffix == ".md"]
+    found = dict(tables(path.read_text()))
+    assert next(row for row in found["Table 2"] if row[0] == "msvd")[5:7] == ["0.3100", "**0.1100 (γ=0.3)**"]
+    cells = {row[0]: row[1] for row in found["Table A3"]}
+    assert (cells["0.3"], cells["1"]) == ("**0.1100 ± 0.0100**", "0.6100 ± 0.0100")
+
+
+def test_the_sample_is_symmetric_and_has_each_reference_once(made, written):
+    found = dict(tables((written / "report.md").read_text()))
+    rows = found["Table A2"]
+    assert rows[0] == ["reference", "z-0.2", "w-5"]
+    headings = [number for number, row in enumerate(rows) if row[0].startswith("**Clips where")]
+    assert headings == [1, 11]
+    for half in (rows[2:11], rows[12:]):
+        assert len({row[0] for row in half}) == len(half) == 9
+    twice = [
+        trace("1", "a man runs", "a man runs", "gamma=0.2"),
+        trace("2", "a man runs", "A man runs", "gamma=0.2"),
+        trace("3", "x", "a dog", "gamma=0.2"),
+    ]
+    assert symmetric(twice) == [0, 2]
+
+
+def test_the_page_needs_nothing_from_outside(made, written):
+    text = (written / "report.html").read_text()
+    assert len(text) < 1_000_000
+    outside = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'<)]*", text))
+    assert outside == {"http://www.w3.org/2000/svg"}  # the name of SVG, which nothing fetches
+    assert not re.search(r"<(?:link|img|iframe)\b|\bsrc=|@import|url\(|fetch\(|XMLHttpRequest", text)
+
+    class Reader(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.open, self.data, self.inside = [], "", False
+
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "br"):
+                self.open.append(tag)
+            self.inside = dict(attrs).get("id") == "data"
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+            self.inside = False
+
+        def handle_data(self, data):
+            self.data += data if self.inside else ""
+
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    panels = json.loads(reader.data)
+    assert [(panel["figure"], panel["y"]) for panel in panels] == [("offline", "BLEU-4"), ("streaming", "BLEU-4")]
+    offline, streaming = panels
+    assert [(one["name"], one["flat"], len(one["points"])) for one in offline["series"]] == [
+        ("ZENDAYA", False, 2),
+        ("γ→0, full exposure", True, 1),
+    ]
+    assert {one["name"]: len(one["points"]) for one in streaming["series"]} == {
+        "ZENDAYA, dial+wait-k=0.2": 2, "wait-k, dial+wait-k=0.2": 2, "alignatt, dial+wait-k=0.2": 1
+    }  # fmt: skip
+    assert [point["x"] for point in streaming["series"][0]["points"]] == [1.0, 3.0]
+
+
+def test_texts_cannot_break_out_of_the_page(tmp_path):
+    made = Made(tmp_path)
+    made.references = [f"</script><script>alert({n})</script> & 100% $x_1$ | {n}" for n in range(CLIPS)]
+    for decode in ("gamma=0.2", "wait-k=2,stride=1.5"):
+        made.add("streaming", "dial", decode, 0, 0.1, 1.0, recipe="</script>x")
+    write_report(tmp_path)
+    text = (tmp_path / "report" / "report.html").read_text()
+    assert text.count("<script") == 2
+    assert text.count("</script") == 2
+    for line in (tmp_path / "report" / "report.md").read_text().splitlines():
+        if line.startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", line.strip()))
+
+
+def test_figures_are_svg_and_the_same_each_time(made, written, tmp_path):
+    for name in ("offline.svg", "streaming.svg"):
+        root = ElementTree.parse(written / name).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    write_report(made.folder, to=tmp_path, formats=["md"])
+    assert (tmp_path / "offline.svg").read_bytes() == (written / "offline.svg").read_bytes()
+
+
+def test_latex_is_well_formed(written, tmp_path):
+    text = (written / "tables.tex").read_text()
+    begun, ended = re.findall(r"\\begin\{([\w*]+)\}", text), re.findall(r"\\end\{([\w*]+)\}", text)
+    assert sorted(begun) == sorted(ended)
+    assert begun.count("tabular") == 11
+    body = re.sub(r"(?m)(?<!\\)%.*$", "", text)
+    assert len(re.findall(r"(?<!\\)\{", body)) == len(re.findall(r"(?<!\\)\}", body))
+    for tabular in re.findall(r"\\begin\{tabular\}\{@\{\}l(c+)@\{\}\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        columns = len(tabular[0]) + 1
+        rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
+        assert {len(re.split(r"(?<!\\)&", row)) for row in rows} == {columns}
+    assert not re.search(r"[^\x00-\x7f]", body), re.search(r"[^\x00-\x7f]", body)
+    compiler = shutil.which("pdflatex") or shutil.which("tectonic")
+    if compiler is None:
+        return
+    (tmp_path / "main.tex").write_text(
+        "\\documentclass{article}\\usepackage[utf8]{inputenc}\\usepackage{booktabs,graphicx,array}\\begin{document}"
+        + text
+        + "\\end{document}"
+    )
+    ran = subprocess.run([compiler, "-interaction=nonstopmode", "main.tex"], cwd=tmp_path, capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:]
+
+
+def test_tex_escapes_what_it_must():
+    assert tex(r"50% & $x_1$ {γ→0} \a") == r"50\% \& \$x\_1\$ \{$\gamma\to0$\} \textbackslash{}a"
+    assert latex([], "note").startswith("% note")
+
+
+def test_nothing_is_overwritten_unless_it_is_wanted(made, written):
+    before = (written / "report.md").read_bytes()
+    with pytest.raises(ZendayaError, match=r"report\.md.* there already; give --force") as raised:
+        write_report(made.folder, to=written)
+    assert "\n" not in str(raised.value)
+    write_report(made.folder, to=written, force=True)
+    assert (written / "report.md").read_bytes() == before
+
+
+def test_traces_that_were_changed_are_refused_and_those_that_are_gone_are_missing(tmp_path):
+    made = Made(tmp_path)
+    for gamma in ("0.0", "0.3"):
+        made.add("offline", f"gamma={gamma}", f"gamma={gamma}", 0, 0.2 + float(gamma) / 10, 1.0)
+    path = next((tmp_path / "decodes").glob("*0.3*")) / "traces.jsonl"
+    lines = path.read_text()
+    path.write_text(lines.replace("cat", "dog"))
+    with pytest.raises(ZendayaError, match="not the traces that were scored"):
+        write_report(tmp_path)
+    path.unlink()
+    write_report(tmp_path, formats=["md"])
+    (row,) = [row for row in dict(tables((tmp_path / "report/report.md").read_text()))["Table A1"] if row[0].startswith("msvd")]
+    assert row[2:4] == row[6:8] == ["–", "–"]
+    assert row[4] != "–"
+
+
+def test_bad_input_is_one_line(tmp_path, made):
+    Table(tmp_path / "empty", create=True)
+    for arguments, complaint in (
+        ([tmp_path / "nowhere"], "no such file; expected the folder of a sweep"),
+        ([tmp_path / "empty"], "no results in it yet"),
+        ([made.folder, "--format", "pdf"], "one of md, latex, html: got 'pdf'"),
+    ):
+        result = CliRunner().invoke(app, ["report", *map(str, arguments)])
+        assert isinstance(result.exception, ZendayaError), result.output
+        assert complaint in str(result.exception)
+        assert "\n" not in str(result.exception)
+
+
+def test_published_numbers_agree_with_each_other():
+    for recipe, one in published.FIXED.items():
+        assert one.rel == f"{100 * (one.bleu - one.bleu_base) / one.bleu_base:+.1f}%"
+        assert one.exposure == pytest.approx(1 / (1 + one.gamma), abs=0.005)
+        score, _, _, base, *_ = published.INTERVALS[recipe]["BLEU-4"]
+        assert (score, base) == (pytest.approx(one.bleu, abs=2e-4), pytest.approx(one.bleu_base, abs=3e-4))
+        pair, delta, _ = published.PAIRS[recipe]
+        ours, _, theirs = pair.partition(" vs ")
+        assert published.STREAM[recipe][ours][0] - published.STREAM[recipe][theirs][0] == pytest.approx(delta[0], abs=2e-4)
+        for numbers in published.INTERVALS[recipe].values():
+            assert numbers[6] == pytest.approx(numbers[0] - numbers[3], abs=1.5e-4)
+
+
+def test_groups_keep_models_of_their_own_apart(made):
+    groups = Results(made.folder).groups
+    assert [(group.mode, group.family, sorted(one.name for one in group.settings.values())) for group in groups] == [
+        ("offline", "own", ["z-0", "z-0.3", "z-1"]),
+        ("streaming", "dial+wait-k=0.2", ["alignatt=2,chunk=1", "w-2", "w-5", "z-0.2", "z-1"]),
+    ]
+
+
+STUB = """
+const page = require("fs").readFileSync(process.argv[2], "utf8"), made = [];
+class Node {
+  constructor(name) {
+    Object.assign(this, { name, attributes: {}, style: {}, dataset: {}, on: {}, children: [] });
+    made.push(this);
+  }
+  setAttribute(key, value) {
+    if (/NaN|undefined|Infinity/.test(String(value))) throw new Error(`${this.name} ${key}=${value}`);
+    this.attributes[key] = String(value);
+  }
+  getAttribute(key) { return this.attributes[key]; }
+  append(...nodes) { this.children.push(...nodes); }
+  addEventListener(what, then) { this.on[what] = then; }
+  getBoundingClientRect() { return { left: 1, top: 1 }; }
+}
+const ids = Object.fromEntries(["data", "tip", "plots", "theme"].map((id) => [id, new Node(id)]));
+ids.data.textContent = page.match(/id="data">(.*?)<\\/script>/s)[1];
+Object.assign(globalThis, {
+  document: { getElementById: (id) => ids[id], createElementNS: (_, name) => new Node(name), createElement: (name) => new Node(name),
+              documentElement: new Node("html") },
+  addEventListener: () => {}, scrollX: 0, scrollY: 0, innerWidth: 1000, matchMedia: () => ({ matches: false }),
+});
+(0, eval)(page.match(/<script>\\n(.*?)<\\/script>/s)[1]);
+const dots = made.filter((node) => node.name === "circle");
+dots[0].on.pointerenter({ pageX: 5, pageY: 5 });
+const button = made.find((node) => node.attributes["aria-pressed"]);
+button.on.click();
+ids.theme.on.click();
+console.log(JSON.stringify([ids.plots.children.length, dots.length, ids.tip.textContent.split("\\n")[0], button.attributes["aria-pressed"],
+                            document.documentElement.dataset.theme]));
+"""
+
+
+def test_the_script_of_the_page_draws_every_point(written, tmp_path):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed: the page's script is not run")
+    (tmp_path / "stub.js").write_text(STUB)
+    ran = subprocess.run([node, str(tmp_path / "stub.js"), str(written / "report.html")], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [2, 2 + 1 + 2 + 2 + 1, "ZENDAYA, γ=0.3", "false", "dark"]
