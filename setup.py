@@ -1,20 +1,23 @@
 """The native engine, built with the package; an install without a C compiler goes on without it."""
 
 import os
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=c11", "-O2", "-ftree-vectorize", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
+NATIVE = Path("src/zendaya/engine/native")
+WINDOWS = os.name == "nt"
+# Products and sums are rounded as they are written: the same kernel gives the same bits wherever it was compiled.
+FLAGS = ["-std=c11", "-O2", "-ftree-vectorize", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
 
 setup(
     ext_modules=[
         Extension(
             "zendaya.engine._native",
-            sources=sorted(glob("src/zendaya/engine/native/*.c")),
-            depends=sorted(glob("src/zendaya/engine/native/*.h") + glob("src/zendaya/engine/native/*.inc")),
-            extra_compile_args=[] if os.name == "nt" else FLAGS,
-            extra_link_args=[] if os.name == "nt" else ["-pthread"],
+            sources=sorted(map(str, NATIVE.glob("*.c"))),
+            depends=sorted(map(str, [*NATIVE.glob("*.h"), *NATIVE.glob("*.inc")])),
+            extra_compile_args=[] if WINDOWS else FLAGS,
+            extra_link_args=[] if WINDOWS else ["-pthread"],
             optional=True,
         )
     ]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from zendaya.decoder import Gaze
+from zendaya.decoder import DecoderConfig, Gaze
 from zendaya.engine.backend import NativeEngine, Precision, missing
 from zendaya.errors import ConfigError
 from zendaya.model import Model
@@ -35,6 +35,8 @@ class EngineCache(Protocol):
     @num_rows.setter
     def num_rows(self, rows: int) -> None: ...
 
+    def clone(self) -> EngineCache: ...
+
     def forget_source(self) -> None: ...
 
     def forget_text(self) -> None: ...
@@ -42,6 +44,8 @@ class EngineCache(Protocol):
 
 class Engine(Protocol):
     """What runs rows; a cache is the one that this engine started. See `Decoder` for each call."""
+
+    config: DecoderConfig
 
     def start(self, batch: int = 1) -> Any: ...
 

@@ -51,14 +51,20 @@ class _Shape(ctypes.Structure):
         )  # fmt: skip
 
 
+def _path() -> str | None:
+    """Where the library was built, if it was."""
+    found = importlib.util.find_spec(LIBRARY)
+    return None if found is None else found.origin
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | str:
     """The library, or why there is none."""
-    found = importlib.util.find_spec(LIBRARY)
-    if found is None or found.origin is None:
+    path = _path()
+    if path is None:
         return "the native engine was not built when the package was installed: install a C compiler (gcc or clang), then the package again"
     try:
-        library = ctypes.CDLL(found.origin)
+        library = ctypes.CDLL(path)
     except OSError as error:
         return f"the native engine was built but cannot be loaded: {error}"
     pointer, number = ctypes.c_void_p, ctypes.c_int
@@ -183,7 +189,8 @@ class NativeEngine:
 
     def start(self, batch: int = 1) -> NativeCache:
         """A fresh cache: nothing read, nothing written."""
-        return NativeCache(self, [self._spare.pop() if self._spare else _found(self._library.zendaya_stream_new(self._model)) for _ in range(batch)])
+        new = self._library.zendaya_stream_new
+        return NativeCache(self, [self._spare.pop() if self._spare else _found(new(self._model)) for _ in range(batch)])
 
     def _give_back(self, streams: list[int]) -> None:
         for stream in streams:
@@ -200,13 +207,13 @@ class NativeEngine:
             raise SourceError(
                 f"source tokens must have shape ({cache.batch}, any, {self.config.source_dim}): got {tuple(source_BTE.shape)}"
             )
-        self.read_streams(cache._streams, list(source_BTE))
+        self._read(cache._streams, list(source_BTE))
 
     def read_many(self, caches: Sequence[NativeCache], tokens: Sequence[Tensor]) -> None:
         """Take source tokens (T, E) of many streams at once, as many of each as have arrived."""
-        self.read_streams(_one_each(caches), tokens)
+        self._read(_one_each(caches), tokens)
 
-    def read_streams(self, streams: Sequence[int], tokens: Sequence[Tensor]) -> None:
+    def _read(self, streams: Sequence[int], tokens: Sequence[Tensor]) -> None:
         for stream, source_TE in zip(streams, tokens, strict=True):
             if source_TE.ndim != 2 or source_TE.shape[1] != self.config.source_dim:
                 raise SourceError(f"source tokens must have shape (any, {self.config.source_dim}): got {tuple(source_TE.shape)}")
@@ -214,12 +221,12 @@ class NativeEngine:
             if total > self.config.max_source:
                 raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {total}")
         waiting = [(stream, source_TE.numpy(force=True)) for stream, source_TE in zip(streams, tokens, strict=True)]
-        while waiting := [(stream, source_TE) for stream, source_TE in waiting if source_TE.shape[0]]:
+        while waiting := [(stream, rest) for stream, rest in waiting if rest.shape[0]]:
             pieces, left, room = [], [], READ
-            for stream, source_TE in waiting:
-                count = min(room, source_TE.shape[0])
-                pieces += [(stream, source_TE[:count])] if count else []
-                left.append((stream, source_TE[count:]))
+            for stream, rest in waiting:
+                count = min(room, rest.shape[0])
+                pieces += [(stream, rest[:count])] if count else []
+                left.append((stream, rest[count:]))
                 room -= count
             handles, counts = _pointers([stream for stream, _ in pieces]), _numbers([len(piece) for _, piece in pieces])
             source = np.ascontiguousarray(np.concatenate([piece for _, piece in pieces]), np.float32)

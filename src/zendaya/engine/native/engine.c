@@ -14,7 +14,7 @@
 
 #define LARGEST_FEATURE 1e12f /* as in decoder.py */
 
-enum { LINE = 64, HUGE_PAGE = 1 << 21, MOST_ROWS = 1 << 16, MOST_INPUTS = 1 << 16 /* their products still fit in 32 bits */ };
+enum { LINE = 64, HUGE_PAGE = 1 << 21, MOST_ROWS = 1 << 16, PHASES = 16 /* of a layer, or around them */, MOST_INPUTS = 1 << 16 /* their products still fit in 32 bits */ };
 
 typedef struct { float *weight, *bias; } norm;
 
@@ -250,7 +250,7 @@ model *zendaya_model_new(
     pthread_mutex_init(&m->turn, NULL);
     reader r = {.m = m, .tensors = tensors, .sizes = sizes, .count = count};
     if (m->k) next_weights(&r);
-    if (!m->k || r.failed || threads < 1 || !(m->threads = pool_new(threads))) {
+    if (!m->k || r.failed || threads < 1 || !(m->threads = pool_new(threads, PHASES * (1 + shape->layers + shape->source_layers)))) {
         zendaya_model_free(m);
         return NULL;
     }
@@ -414,9 +414,8 @@ typedef struct {
     const float *source;
     float *logits, *gaze;
     int32_t *first; /* each stream's first row */
+    place at;       /* each thread has a copy of the job with its own */
 } job;
-
-#define PIECES(j, i, n) for (int i; (i = pool_piece((j)->m->threads)) < (n);)
 
 static float *row_of(float *rows, int r, size_t stride) { return rows + (size_t)r * stride; }
 
@@ -428,29 +427,29 @@ static void unpack(const matrix *x, int n, float *to) {
 }
 
 /* Rows as what a product takes: normed if a norm is given, into the same place if `keep`; in int8 as bytes. */
-static input prepare(const job *j, const norm *n, float *x, size_t stride, int width, int keep, int rows) {
+static input prepare(job *j, const norm *n, float *x, size_t stride, int width, int keep, int rows) {
     const model *m = j->m;
     float *y = n && !keep ? m->normed : x;
     const size_t stride_y = n && !keep ? m->longest : stride;
     input in = {.rows = rows, .stride = stride_y, .f32 = y, .stride_i8 = m->longest, .i8 = m->bytes, .scale = m->scale, .sum = m->sum};
     if (!n && !m->int8) return in;
-    PIECES(j, r, rows) {
+    PIECES(&j->at, r, rows) {
         if (n) m->k->normalise(row_of(x, r, stride), n->weight, n->bias, row_of(y, r, stride_y), width);
         if (m->int8) m->k->quantise(row_of(y, r, stride_y), width, round_up(width, 4), m->bytes + r * m->longest, m->scale + r, m->sum + r);
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
     return in;
 }
 
-static void multiply(const job *j, const matrix *x, const input *in, const output *out) {
+static void multiply(job *j, const matrix *x, const input *in, const output *out) {
     const int threads = pool_threads(j->m->threads), unit = in->rows == 1 ? 8 : 2;
     int size = threads == 1 ? x->panels : x->panels / (4 * threads) / unit * unit;
     if (size < unit) size = unit;
-    PIECES(j, i, (x->panels + size - 1) / size) {
+    PIECES(&j->at, i, (x->panels + size - 1) / size) {
         const int first = i * size, last = first + size < x->panels ? first + size : x->panels;
         j->m->k->multiply(x, in, out, first, last);
     }
-    pool_meet(j->m->threads);
+    pool_meet(&j->at);
 }
 
 /* A thread's own place for one query's attention. */
@@ -462,7 +461,7 @@ static desk desk_of(const model *m, int worker) {
     return (desk){own, own + longest, own + longest + m->padded_width};
 }
 
-static void attend(const job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const float *q) {
+static void attend(job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const float *q) {
     const model *m = j->m;
     const int width = m->shape.head_dim;
     const float scale = 1.0f / sqrtf((float)width);
@@ -472,10 +471,10 @@ static void attend(const job *j, const desk *d, const stream *s, const store_kv 
 }
 
 /* Self-attention: a stream's head at a time, whose new keys and values are put down first. `start` is a stream's rows before the call. */
-static void attend_self(const job *j, const desk *d, int layer, int is_source) {
+static void attend_self(job *j, const desk *d, int layer, int is_source) {
     const model *m = j->m;
     const int heads = m->shape.heads, width = m->shape.head_dim;
-    PIECES(j, i, j->count * heads) {
+    PIECES(&j->at, i, j->count * heads) {
         const int at = i / heads, head = i % heads;
         const stream *s = j->streams[at];
         const store_kv *kv = is_source ? &s->context : &s->text;
@@ -489,14 +488,14 @@ static void attend_self(const job *j, const desk *d, int layer, int is_source) {
             attend(j, d, s, kv, layer, head, row, start + r + 1, row_of(m->products, row, m->wide) + head * width);
         }
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
 }
 
 /* Cross-attention: over exactly the first `horizon` source tokens. */
-static void attend_cross(const job *j, const desk *d, int layer) {
+static void attend_cross(job *j, const desk *d, int layer) {
     const model *m = j->m;
     const int heads = m->shape.heads, width = m->shape.head_dim;
-    PIECES(j, i, j->count * heads) {
+    PIECES(&j->at, i, j->count * heads) {
         const int at = i / heads, head = i % heads, horizon = j->horizons[at];
         for (int r = 0; r < j->counts[at]; r++) {
             const int row = j->first[at] + r;
@@ -505,23 +504,23 @@ static void attend_cross(const job *j, const desk *d, int layer) {
         }
         if (j->gaze) memcpy(j->gaze + ((size_t)layer * heads + head) * horizon, d->scores, horizon * sizeof(float));
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
 }
 
 /* Residual and normalisation around a block: x + f(norm(x)) before, norm(x + f(x)) after; `before` is the norm of the block before,
    which after-normalisation has still to apply. */
-static input enter(const job *j, const norm *own, const norm *before) {
+static input enter(job *j, const norm *own, const norm *before) {
     const model *m = j->m;
     const int pre = m->shape.pre_norm;
     return prepare(j, pre ? own : before, m->x, m->dim, m->shape.dim, !pre, j->rows);
 }
 
-static void leave(const job *j, const matrix *x, const input *in, const uint8_t *silent) {
+static void leave(job *j, const matrix *x, const input *in, const uint8_t *silent) {
     multiply(j, x, in, &(output){.how = ADD, .to = j->m->x, .stride = j->m->dim, .silent = silent});
 }
 
 /* A layer on the call's rows; the norm that is still to apply goes in and comes out. */
-static const norm *run_layer(const job *j, const desk *d, const layer *l, int index, int is_source, const norm *before) {
+static const norm *run_layer(job *j, const desk *d, const layer *l, int index, int is_source, const norm *before) {
     const model *m = j->m;
     const output products = {.how = STORE, .to = m->products, .stride = m->wide};
     input in = enter(j, &l->self.around, before);
@@ -545,34 +544,35 @@ static const norm *run_layer(const job *j, const desk *d, const layer *l, int in
     return &l->around;
 }
 
-static void rows_work(void *argument, int worker) {
-    const job *j = argument;
+static void rows_work(void *argument, place at_phase) {
+    job mine = *(job *)argument, *j = &mine;
     model *m = j->m;
-    const desk d = desk_of(m, worker);
+    j->at = at_phase;
+    const desk d = desk_of(m, at_phase.worker);
     const int dim = m->shape.dim;
-    PIECES(j, r, j->rows) {
+    PIECES(&j->at, r, j->rows) {
         const int at = m->stream_of[r], position = j->streams[at]->rows + r - j->first[at];
         float *x = row_of(m->x, r, m->dim);
         unpack(&m->tokens, j->ids[r], x);
         for (int i = 0; i < dim; i++) x[i] += m->positions[(size_t)position * dim + i];
         m->silent[r] = j->horizons[at] == 0;
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
     const norm *before = NULL;
     for (int i = 0; i < m->shape.layers; i++) before = run_layer(j, &d, &m->layers[i], i, 0, before);
     /* Logits of each stream's last row. */
-    PIECES(j, at, j->count)
+    PIECES(&j->at, at, j->count)
         memcpy(row_of(m->attended, at, m->longest), row_of(m->x, j->first[at] + j->counts[at] - 1, m->dim), dim * sizeof(float));
-    pool_meet(m->threads);
+    pool_meet(&j->at);
     input in = prepare(j, m->shape.pre_norm ? &m->last : before, m->attended, m->longest, dim, 0, j->count);
     multiply(j, &m->tokens, &in, &(output){.how = STORE, .to = j->logits, .stride = m->shape.vocab_size});
 }
 
 /* Source tokens at the model's width, at their positions; unreadable ones as zeros. */
-static void place_source(const job *j) {
+static void place_source(job *j) {
     model *m = j->m;
     const int dim = m->shape.dim, features = m->shape.source_dim;
-    PIECES(j, r, j->rows) {
+    PIECES(&j->at, r, j->rows) {
         const float *from = j->source + (size_t)r * features;
         int readable = 1;
         for (int i = 0; i < features; i++) readable &= fabsf(from[i]) < LARGEST_FEATURE; /* false for NaN */
@@ -583,40 +583,41 @@ static void place_source(const job *j) {
         else if (readable) memcpy(to, from, features * sizeof *to);
         else memset(to, 0, features * sizeof *to);
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
     if (!m->shape.embed_source) return;
     if (!m->shape.source_vocab) {
         input in = prepare(j, NULL, m->attended, m->longest, features, 0, j->rows);
         multiply(j, &m->source_projection, &in, &(output){.how = STORE, .to = m->x, .stride = m->dim});
     }
-    PIECES(j, r, j->rows) {
+    PIECES(&j->at, r, j->rows) {
         const int at = m->stream_of[r];
         const float *position = m->source_positions + (size_t)(j->streams[at]->source + r - j->first[at]) * dim;
         for (int i = 0; i < dim; i++) row_of(m->x, r, m->dim)[i] += position[i];
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
 }
 
 /* After a source layer: the norm that is left, and rows that overflowed set to zero, so that they stay their own. */
-static void contain(const job *j, const norm *after) {
+static void contain(job *j, const norm *after) {
     const model *m = j->m;
-    PIECES(j, r, j->rows) {
+    PIECES(&j->at, r, j->rows) {
         float *x = row_of(m->x, r, m->dim), broken = 0;
         if (!m->shape.pre_norm) m->k->normalise(x, after->weight, after->bias, x, m->shape.dim);
         for (int i = 0; i < m->shape.dim; i++) broken += 0 * x[i];
         if (broken != 0) memset(x, 0, m->shape.dim * sizeof *x), m->readable[r] = 0; /* NaN is not 0 either */
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
 }
 
-static void read_work(void *argument, int worker) {
-    const job *j = argument;
+static void read_work(void *argument, place at_phase) {
+    job mine = *(job *)argument, *j = &mine;
     model *m = j->m;
-    const desk d = desk_of(m, worker);
+    j->at = at_phase;
+    const desk d = desk_of(m, at_phase.worker);
     place_source(j);
     for (int i = 0; i < m->shape.source_layers; i++) contain(j, run_layer(j, &d, &m->source_layers[i], i, 1, NULL));
     /* A token that cannot be read is NaN to whoever does; behind one, source layers make all tokens so. */
-    PIECES(j, at, j->count) {
+    PIECES(&j->at, at, j->count) {
         stream *s = j->streams[at];
         for (int r = j->first[at]; r < j->first[at] + j->counts[at]; r++) {
             if (m->shape.source_layers && !m->readable[r]) s->unreadable = 1;
@@ -624,10 +625,10 @@ static void read_work(void *argument, int worker) {
                 for (int i = 0; i < m->shape.dim; i++) row_of(m->x, r, m->dim)[i] = NAN;
         }
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
     input in = prepare(j, NULL, m->x, m->dim, m->shape.dim, 0, j->rows);
     multiply(j, &m->memory, &in, &(output){.how = STORE, .to = m->products, .stride = m->wide});
-    PIECES(j, i, j->count * m->shape.layers) {
+    PIECES(&j->at, i, j->count * m->shape.layers) {
         const int at = i / m->shape.layers, index = i % m->shape.layers;
         const stream *s = j->streams[at];
         for (int r = 0; r < j->counts[at]; r++)
@@ -636,7 +637,7 @@ static void read_work(void *argument, int worker) {
                 put(s, &s->cross, index, head, s->source + r, k, k + m->inner);
             }
     }
-    pool_meet(m->threads);
+    pool_meet(&j->at);
 }
 
 /* Check a call whole before anything of it is done, and find room for it; 0 or an error. */

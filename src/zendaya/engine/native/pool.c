@@ -1,24 +1,28 @@
 #define _GNU_SOURCE
 #include "pool.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SPINS = 300, YIELDS = 200 }; /* a few microseconds of spinning; then yields, and between jobs after those a sleep */
+enum { SPINS = 300, YIELDS = 200, CLOSED = 1 << 30 }; /* some microseconds of spinning; then yields; between jobs, after those, sleep */
+
+typedef struct { atomic_int claimed, done; } phase_count;
 
 struct pool {
-    int threads, started, active; /* active: threads of the job under way */
-    pid_t process;                /* after a fork the others are gone, and jobs run on the caller alone */
+    int threads, started, phases;
+    pid_t process; /* after a fork the others are gone, and jobs run on the caller alone */
     pthread_t *members;
-    pthread_mutex_t turn, sleep;
+    pthread_mutex_t sleep;
     pthread_cond_t wake;
     atomic_int jobs, sleepers, stop;
-    void (*work)(void *, int);
+    atomic_int entered, left; /* of the job under way; CLOSED is added to `entered` when no one may come any more */
+    void (*work)(void *, place);
     void *job;
-    atomic_int piece, arrived, phase;
+    phase_count *counts;
 };
 
 typedef struct { pool *p; int worker; } member;
@@ -31,7 +35,7 @@ static void relax(int turn) {
 }
 
 static void *serve(void *argument) {
-    member me = *(member *)argument;
+    const member me = *(member *)argument;
     pool *p = me.p;
     free(argument);
     for (int seen = 0;;) {
@@ -45,18 +49,22 @@ static void *serve(void *argument) {
         }
         seen = atomic_load(&p->jobs);
         if (atomic_load(&p->stop)) return NULL;
-        p->work(p->job, me.worker);
-        pool_meet(p);
+        int entered = atomic_load(&p->entered);
+        while (entered < CLOSED && !atomic_compare_exchange_weak(&p->entered, &entered, entered + 1)) {}
+        if (entered >= CLOSED) continue;
+        p->work(p->job, (place){.p = p, .worker = me.worker});
+        atomic_fetch_add(&p->left, 1);
     }
 }
 
-pool *pool_new(int threads) {
+pool *pool_new(int threads, int phases) {
     pool *p = calloc(1, sizeof *p);
     if (!p) return NULL;
-    p->threads = p->active = threads, p->process = getpid();
-    p->members = calloc((size_t)threads, sizeof *p->members);
-    pthread_mutex_init(&p->turn, NULL), pthread_mutex_init(&p->sleep, NULL), pthread_cond_init(&p->wake, NULL);
-    for (p->started = 1; p->members && p->started < threads; p->started++) {
+    p->threads = threads, p->phases = phases, p->process = getpid();
+    p->members = calloc((size_t)threads, sizeof *p->members), p->counts = calloc((size_t)phases, sizeof *p->counts);
+    atomic_store(&p->entered, CLOSED);
+    pthread_mutex_init(&p->sleep, NULL), pthread_cond_init(&p->wake, NULL);
+    for (p->started = 1; p->members && p->counts && p->started < threads; p->started++) {
         member *m = malloc(sizeof *m);
         if (!m) break;
         *m = (member){p, p->started};
@@ -65,7 +73,7 @@ pool *pool_new(int threads) {
             break;
         }
     }
-    if (p->members && p->started == threads) return p;
+    if (p->members && p->counts && p->started == threads) return p;
     pool_free(p);
     return NULL;
 }
@@ -84,32 +92,40 @@ void pool_free(pool *p) {
         announce(p);
         for (int i = 1; i < p->started; i++) pthread_join(p->members[i], NULL);
     }
-    free(p->members);
+    free(p->members), free(p->counts);
     free(p);
 }
 
 int pool_threads(const pool *p) { return p->threads; }
 
-void pool_run(pool *p, void (*work)(void *, int), void *job) {
-    pthread_mutex_lock(&p->turn);
-    p->active = p->process == getpid() ? p->threads : 1;
+void pool_run(pool *p, void (*work)(void *, place), void *job) {
+    for (int i = 0; i < p->phases; i++) atomic_store(&p->counts[i].claimed, 0), atomic_store(&p->counts[i].done, 0);
     p->work = work, p->job = job;
-    atomic_store(&p->piece, 0);
-    if (p->active > 1) announce(p);
-    work(job, 0);
-    pool_meet(p);
-    pthread_mutex_unlock(&p->turn);
+    const int together = p->threads > 1 && p->process == getpid();
+    if (together) {
+        atomic_store(&p->left, 0);
+        atomic_store(&p->entered, 0);
+        announce(p);
+    }
+    work(job, (place){.p = p});
+    if (!together) return;
+    const int entered = atomic_fetch_add(&p->entered, CLOSED);
+    for (int turn = 0; atomic_load(&p->left) < entered; turn += turn < SPINS) relax(turn);
 }
 
-int pool_piece(pool *p) { return atomic_fetch_add_explicit(&p->piece, 1, memory_order_relaxed); }
+int pool_claim(place *at, int pieces) {
+    assert(at->phase < at->p->phases);
+    at->pieces = pieces;
+    atomic_int *claimed = &at->p->counts[at->phase].claimed;
+    if (atomic_load_explicit(claimed, memory_order_relaxed) >= pieces) return -1;
+    const int piece = atomic_fetch_add_explicit(claimed, 1, memory_order_relaxed);
+    return piece < pieces ? piece : -1;
+}
 
-void pool_meet(pool *p) {
-    const int phase = atomic_load_explicit(&p->phase, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) + 1 == p->active) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->piece, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->phase, (phase + 1) & 0xffff, memory_order_release);
-        return;
-    }
-    for (int turn = 0; atomic_load_explicit(&p->phase, memory_order_acquire) == phase; turn += turn < SPINS) relax(turn);
+void pool_done(const place *at) { atomic_fetch_add_explicit(&at->p->counts[at->phase].done, 1, memory_order_acq_rel); }
+
+void pool_meet(place *at) {
+    atomic_int *done = &at->p->counts[at->phase].done;
+    for (int turn = 0; atomic_load_explicit(done, memory_order_acquire) < at->pieces; turn += turn < SPINS) relax(turn);
+    at->phase++;
 }
