@@ -44,10 +44,13 @@ INLINE int32_t store_bytes(int8_t *p, vf a) {
 
 typedef __m512i dots;
 INLINE dots no_dots(void) { return _mm512_setzero_si512(); }
-INLINE dots dot(dots a, const uint8_t *w, const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, 4);
-    return _mm512_dpbusd_epi32(a, _mm512_loadu_si512(w), _mm512_set1_epi32(four));
+typedef __m512i bytes;
+INLINE bytes load_bytes(const uint8_t *w) { return _mm512_loadu_si512(w); }
+INLINE dots dot(dots a, bytes w, const int8_t *x) {
+    typedef int32_t four __attribute__((may_alias, aligned(4))); /* rows of bytes begin at multiples of 64 */
+    /* In words of its own, because compilers spend more on moving the sums about than on making them. */
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(a) : "v"(w), "m"(*(const four *)x));
+    return a;
 }
 INLINE vf sums(dots a, int32_t less) { return _mm512_cvtepi32_ps(_mm512_sub_epi32(a, _mm512_set1_epi32(less))); }
 #define ROWS 12
@@ -59,8 +62,10 @@ INLINE vf sums(dots a, int32_t less) { return _mm512_cvtepi32_ps(_mm512_sub_epi3
 
 /* Each of the sums is two, of two products each. */
 typedef struct { __m512i a[2]; } dots;
+typedef const uint8_t *bytes;
+INLINE bytes load_bytes(const uint8_t *w) { return w; }
 INLINE dots no_dots(void) { return (dots){{_mm512_setzero_si512(), _mm512_setzero_si512()}}; }
-INLINE dots dot(dots a, const uint8_t *w, const int8_t *x) {
+INLINE dots dot(dots a, bytes w, const int8_t *x) {
     int32_t four;
     memcpy(&four, x, 4);
     __m512i x16 = _mm512_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
@@ -133,8 +138,10 @@ INLINE int32_t store_bytes(int8_t *p, vf x) {
 
 /* Each of the sums is two, of two products each: sixteen-bit products of bytes, which cannot overflow. */
 typedef struct { __m256i a[4]; } dots;
+typedef const uint8_t *bytes;
+INLINE bytes load_bytes(const uint8_t *w) { return w; }
 INLINE dots no_dots(void) { return (dots){{_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()}}; }
-INLINE dots dot(dots a, const uint8_t *w, const int8_t *x) {
+INLINE dots dot(dots a, bytes w, const int8_t *x) {
     int32_t four;
     memcpy(&four, x, 4);
     __m256i x16 = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
@@ -199,8 +206,10 @@ INLINE int32_t store_bytes(int8_t *p, vf a) {
 }
 
 typedef struct { int32_t a[16]; } dots;
+typedef const uint8_t *bytes;
+INLINE bytes load_bytes(const uint8_t *w) { return w; }
 INLINE dots no_dots(void) { return (dots){{0}}; }
-INLINE dots dot(dots a, const uint8_t *w, const int8_t *x) {
+INLINE dots dot(dots a, bytes w, const int8_t *x) {
     LANES a.a[i] += w[4 * i] * x[0] + w[4 * i + 1] * x[1] + w[4 * i + 2] * x[2] + w[4 * i + 3] * x[3];
     return a;
 }
