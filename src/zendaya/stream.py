@@ -249,13 +249,23 @@ class Session:
 
     def _decode(self) -> Iterator[Event]:
         while True:
-            while self._marks:
-                yield self._marks.popleft()
+            yield from self.take_marks()
             with torch.inference_mode():
                 event = self._compute(self.work())
             if event is None:
                 return
             yield event
+
+    def take_marks(self) -> list[Event]:
+        """The events without text that mark a turn of the dial, once."""
+        marks = list(self._marks)
+        self._marks.clear()
+        return marks
+
+    @property
+    def cache(self) -> Any:
+        """The engine's state of this stream."""
+        return self._cache
 
     def work(self) -> Work:
         """The way to the next event, None if it must wait for more; whoever draws it computes the rows it wants, alone or with others'."""
