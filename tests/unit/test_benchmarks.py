@@ -5,6 +5,12 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
+from zendaya import ZendayaError
+from zendaya.bench import Plan, chosen, in_turns, run
+from zendaya.engine import missing
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -31,3 +37,32 @@ def test_first_text_and_its_parts(monkeypatch, capsys):
     parts = measured["ms_10_50_90"]
     assert measured["blocks"] > 0
     assert parts["total"][1] >= parts["encoder"][1] > 0 < parts["decoder"][1]
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_the_engine_by_itself(tmp_path, capsys):
+    plan = Plan(
+        preset="tiny", source=20, steps=16, rounds=1, threads=1, streams=(3,), live=(2,), live_s=0.5, gammas=(0.0, 1.0), sources=(24,)
+    )
+    measured = run(plan)
+    assert json.loads(json.dumps(measured))["equal 1"].keys() == {"zendaya int8", "zendaya float32", "zendaya torch"}
+    assert measured["ragged 3"]["tokens_per_s"] > 0
+    assert measured["gamma"]["24"]["0.0"][0] > 0
+    assert measured["live 2"]["lag_ms_95"] >= measured["live 2"]["lag_ms_50"] >= 0
+    assert "memory reads" in capsys.readouterr().out
+
+
+def test_a_contender_that_waits_is_the_slower():
+    import time
+
+    figures = in_turns(
+        {"slow": lambda steps: time.sleep(0.004 * steps), "quick": lambda steps: time.sleep(0.001 * steps)}, long=20, short=2, rounds=2
+    )
+    assert 2 < figures["slow"].median / figures["quick"].median < 6
+
+
+def test_what_cannot_be_measured_is_refused():
+    with pytest.raises(ZendayaError, match="steps"):
+        Plan(preset="tiny", steps=1000, source=20)
+    with pytest.raises(ZendayaError, match="commas"):
+        chosen("8;9", int)

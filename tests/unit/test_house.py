@@ -40,6 +40,8 @@ ROOMS = [
     "recipes",
     "sweep",
     "report",
+    "bench",
+    "peers",
     "demo",
     "serve",
     "cli",

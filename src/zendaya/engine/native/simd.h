@@ -5,7 +5,11 @@
 #include <math.h>
 #include <string.h>
 
+#if defined(__SANITIZE_ADDRESS__) /* whose checks, inlined everywhere, take a compiler minutes */
+#define INLINE static __attribute__((noinline, unused))
+#else
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 #if defined(USE_AVX512)
 
