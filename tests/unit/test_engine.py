@@ -358,6 +358,20 @@ def test_an_engine_for_another_shape_is_refused():
         NativeEngine(made.decoder, kernels="abacus")
 
 
+def test_a_cache_of_another_engine_is_refused():
+    made = decoder()
+    mine, other = NativeEngine(made, threads=1), NativeEngine(decoder(dim=60, heads=4), threads=1)
+    for cache in (other.start(), made.start()):
+        with pytest.raises(ZendayaError, match="another"):
+            mine.read(cache, torch.randn(1, 3, 7))
+        with pytest.raises(ZendayaError, match="another"):
+            mine.prefill(cache, torch.tensor([[1]]), 0)
+        with pytest.raises(ZendayaError, match="another"):
+            mine.rows([mine.start(), cache], [[1], [1]], [0, 0])
+    with pytest.raises(ZendayaError, match="one stream each"):
+        mine.rows([mine.start(2)], [[1]], [0])
+
+
 SANITIZED = """
 import sys
 import pytest

@@ -189,8 +189,20 @@ class NativeEngine:
 
     def start(self, batch: int = 1) -> NativeCache:
         """A fresh cache: nothing read, nothing written."""
-        new = self._library.zendaya_stream_new
-        return NativeCache(self, [self._spare.pop() if self._spare else _found(new(self._model)) for _ in range(batch)])
+        return NativeCache(self, [self._stream() for _ in range(batch)])
+
+    def _stream(self) -> int:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return _found(self._library.zendaya_stream_new(self._model))
+
+    def _streams_of(self, *caches: NativeCache) -> list[int]:
+        """The streams of caches that this engine started; another's memory has another shape."""
+        for cache in caches:
+            if getattr(cache, "_engine", None) is not self:
+                raise SourceError("a cache belongs to the engine that started it: got one of another")
+        return [stream for cache in caches for stream in cache._streams]
 
     def _give_back(self, streams: list[int]) -> None:
         for stream in streams:
@@ -207,11 +219,11 @@ class NativeEngine:
             raise SourceError(
                 f"source tokens must have shape ({cache.batch}, any, {self.config.source_dim}): got {tuple(source_BTE.shape)}"
             )
-        self._read(cache._streams, list(source_BTE))
+        self._read(self._streams_of(cache), list(source_BTE))
 
     def read_many(self, caches: Sequence[NativeCache], tokens: Sequence[Tensor]) -> None:
         """Take source tokens (T, E) of many streams at once, as many of each as have arrived."""
-        self._read(_one_each(caches), tokens)
+        self._read(self._one_each(caches), tokens)
 
     def _read(self, streams: Sequence[int], tokens: Sequence[Tensor]) -> None:
         for stream, source_TE in zip(streams, tokens, strict=True):
@@ -235,16 +247,22 @@ class NativeEngine:
 
     def prefill(self, cache: NativeCache, ids_BN: Tensor, horizon: int, *, gaze: Gaze | None = None) -> Tensor:
         """Write rows that are given, not decided, all reading `[:horizon]`; the logits of the last. A `gaze` takes its cross-attention."""
-        return self._write(cache._streams, ids_BN.tolist(), [int(horizon)] * cache.batch, gaze)
+        return self._write(self._streams_of(cache), ids_BN.tolist(), [int(horizon)] * cache.batch, gaze)
 
     def step(self, cache: NativeCache, ids_B: Tensor, horizons: int | Sequence[int], *, gaze: Gaze | None = None) -> Tensor:
         """One decode step: the row that holds the last token, reading `[:Ω]` of each stream's source; logits (B, V)."""
         per_stream = [int(h) for h in horizons] if isinstance(horizons, Sequence) else [int(horizons)] * cache.batch
-        return self._write(cache._streams, ids_B[:, None].tolist(), per_stream, gaze)
+        return self._write(self._streams_of(cache), ids_B[:, None].tolist(), per_stream, gaze)
 
     def rows(self, caches: Sequence[NativeCache], ids: Sequence[Sequence[int]], horizons: Sequence[int]) -> Tensor:
         """Rows of many streams at once, as many of each as it has, each stream reading its own horizon: logits (S, V) of their last."""
-        return self._write(_one_each(caches), ids, horizons, None)
+        return self._write(self._one_each(caches), ids, horizons, None)
+
+    def _one_each(self, caches: Sequence[NativeCache]) -> list[int]:
+        streams = self._streams_of(*caches)
+        if len(streams) != len(caches):
+            raise SourceError(f"streams are computed together by caches of one stream each: got {len(streams)} in {len(caches)} caches")
+        return streams
 
     def _write(self, streams: Sequence[int], ids: Sequence[Sequence[int]], horizons: Sequence[int], gaze: Gaze | None) -> Tensor:
         if not len(streams) == len(ids) == len(horizons) or not streams:
@@ -306,13 +324,6 @@ def _in_order(decoder: Decoder) -> list[Tensor]:
 def _usable_threads() -> int:
     """Processors this process may run on."""
     return min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def _one_each(caches: Sequence[NativeCache]) -> list[int]:
-    for cache in caches:
-        if cache.batch != 1:
-            raise SourceError(f"streams are computed together by caches of one stream each: got one of {cache.batch}")
-    return [cache._streams[0] for cache in caches]
 
 
 def _numbers(values: Sequence[int]) -> npt.NDArray[np.int32]:
