@@ -16,8 +16,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One environment for both; a set of extras is installed again only when what it is made from changes.
-$(VENV)/.installed-%: pyproject.toml constraints.txt
+# One environment for both; a set of extras is installed again only when what it is made from changes, the native engine's C with it.
+$(VENV)/.installed-%: pyproject.toml constraints.txt setup.py $(wildcard src/zendaya/engine/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, got " + sys.version.split()[0] + ": make PYTHON=python3.11 …" if sys.version_info < (3, 10) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'

@@ -33,6 +33,7 @@ from zendaya.schedule import Schedule
 from zendaya.text import Framing, Tokenizer
 
 if TYPE_CHECKING:
+    from zendaya.engine import Engine
     from zendaya.policies import Policy
     from zendaya.stream import Pace, Session
 
@@ -306,16 +307,19 @@ class Model(
 
     def open(
         self, schedule: Schedule | Policy, *, window: int | None = None, steps: int | None = None, max_steps: int | None = None,
-        patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
+        patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None, engine: Engine | None = None,
     ) -> Session:  # fmt: skip
         """A live decode, by a schedule or a policy: push source tokens as they arrive, take events as they are decided.
 
         `window` is W (default: the config's); `steps` fixes N̂ instead of the length head; `max_steps` ends a window's text sooner;
-        `patience_s` is how long a late source is waited for, `pace` when it is due, `clock` what tells how long computing took.
+        `patience_s` is how long a late source is waited for, `pace` when it is due, `clock` what tells how long computing took,
+        `engine` what computes, if not PyTorch (see `zendaya.engine.engine_for`).
         """
         from zendaya.stream import Session  # a convenience that points up: the runtime is built on the model
 
-        return Session(self, schedule, window=window, steps=steps, max_steps=max_steps, patience_s=patience_s, pace=pace, clock=clock)
+        return Session(
+            self, schedule, window=window, steps=steps, max_steps=max_steps, patience_s=patience_s, pace=pace, clock=clock, engine=engine
+        )
 
     # Saved and loaded.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from zendaya.decoder import Cache, Gaze
+from zendaya.decoder import Gaze
+from zendaya.engine import Engine, EngineCache
 from zendaya.errors import ConfigError, SourceError
 from zendaya.policies import Cost, Policy
 from zendaya.policies.view import WindowView, check_policy
@@ -57,6 +58,19 @@ class _Item:
     tokens_TE: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Rows that a session wants computed before it can go on: their ids, how much of the window they read, whether one is a step."""
+
+    ids: Sequence[int]
+    horizon: int
+    is_step: bool
+
+
+Work = Generator[Wanted, Tensor, Event | None]
+"""A session on its way to its next event: it says which rows it wants, and is given the logits of the last of them."""
+
+
 class Session:
     """One stream being decoded, window after window; it holds the window, what has arrived beyond it, and one sentence of history.
 
@@ -65,15 +79,20 @@ class Session:
     where a `pace` is given, from when its last token is due, counted from the arrival of the window's first: tokens that are on
     time cost no patience. What is written depends on the arrivals alone, not on how they were cut into pushes.
 
-    In place of a schedule a policy may decide what is written when; `cost` tells what either has made the decoder do.
+    In place of a schedule a policy may decide what is written when; `cost` tells what either has made the decoder do. An `engine` for
+    the model computes its rows (see `zendaya.engine`); without one, its decoder does.
     """
 
     def __init__(
         self, model: Model, schedule: Schedule | Policy, *, window: int | None = None, steps: int | None = None,
         max_steps: int | None = None, patience_s: float = math.inf, pace: Pace | None = None, clock: Callable[[], float] | None = None,
+        engine: Engine | None = None,
     ) -> None:  # fmt: skip
         config = model.config
         self.model = model
+        self.engine: Engine = model.decoder if engine is None else engine
+        if self.engine.config != config.decoder:
+            raise ConfigError("the engine was made for a decoder of another shape: make one for this model with engine_for")
         self.window = config.window if window is None else window
         if not 1 <= self.window <= config.decoder.max_source:
             raise ConfigError(f"window must lie in 1 … {config.decoder.max_source} source tokens for this model: got {window}")
@@ -96,7 +115,7 @@ class Session:
         self._window_index, self._first, self._cut_at = 0, 0, 0
         self._previous: tuple[Tensor, list[int]] | None = None
         self._gamma: float | None = None
-        self._cache: Cache = model.decoder.start()
+        self._cache: EngineCache = self.engine.start()
         self._begin_window()
 
     # What comes in.
@@ -230,14 +249,40 @@ class Session:
 
     def _decode(self) -> Iterator[Event]:
         while True:
-            while self._marks:
-                yield self._marks.popleft()
+            yield from self.take_marks()
             with torch.inference_mode():
-                write = self._write_decided if isinstance(self.schedule, Policy) else self._write_step
-                event = None if self._closed and not self._next_window() else write()
+                event = self._compute(self.work())
             if event is None:
                 return
             yield event
+
+    def take_marks(self) -> list[Event]:
+        """The events without text that mark a turn of the dial, once."""
+        marks = list(self._marks)
+        self._marks.clear()
+        return marks
+
+    @property
+    def cache(self) -> Any:
+        """The engine's state of this stream."""
+        return self._cache
+
+    def work(self) -> Work:
+        """The way to the next event, None if it must wait for more; whoever draws it computes the rows it wants, alone or with others'."""
+        if self._closed and not (yield from self._next_window()):
+            return None
+        if isinstance(self.schedule, Policy):
+            return self._write_decided()
+        return (yield from self._write_step())
+
+    def _compute(self, work: Work) -> Event | None:
+        """Go the whole way, computing what is wanted at once."""
+        try:
+            wanted = next(work)
+            while True:
+                wanted = work.send(self._logits(wanted.horizon) if wanted.is_step else self._run(wanted.ids, wanted.horizon))
+        except StopIteration as done:
+            return done.value
 
     def _wait(self, needed: int, *, patient: bool = True) -> bool:
         """Take arrivals until so many tokens of the window are there, or will not come, or have been waited for; False: not yet."""
@@ -281,7 +326,7 @@ class Session:
         self._arrived += count
         self._complete = self._arrived == self.window
 
-    def _write_step(self) -> Event | None:
+    def _write_step(self) -> Work:
         """The next step of the window, or None while it must wait."""
         if not self._wait(1, patient=False) or self._arrived == 0 or (not self._horizons and not self._predict()):
             return None
@@ -297,7 +342,7 @@ class Session:
             if not self._wait(horizon):
                 return None
             effective = min(horizon, self._arrived)
-            token = self._choose(self._logits(effective), step)
+            token = self._choose((yield Wanted(self._next_ids(), effective, is_step=True)), step)
             whole = effective == self.window or (self._complete and horizon > self._arrived)
             if whole or not self.model.config.pauses or token != self.model.config.framing.end:
                 break
@@ -383,24 +428,33 @@ class Session:
 
     def _logits(self, horizon: int) -> Tensor:
         """Logits of the next step, which reads the window's first `horizon` tokens."""
-        return self._run(self._written[-1:] or self.model.config.framing.prompt, horizon)
+        return self._run(self._next_ids(), horizon)
+
+    def _next_ids(self) -> Sequence[int]:
+        """The rows before the next step: its last token, or at a window's beginning the prompt."""
+        return self._written[-1:] or self.model.config.framing.prompt
 
     def _run(self, ids: Sequence[int], horizon: int, gaze: Gaze | None = None) -> Tensor:
         """Rows of text through the decoder, reading the window's first `horizon` tokens: the logits of the last."""
-        decoder = self.model.decoder
-        if horizon > self._cache.num_source:
-            decoder.read(self._cache, self._window_TE[None, self._cache.num_source : horizon])
-        logits_1V = decoder.prefill(self._cache, self._ids([ids]), horizon, gaze=gaze)
-        self._count(len(ids))
-        if not bool(torch.isfinite(logits_1V).all()):
+        unread_TE = self.unread(horizon)
+        if unread_TE.shape[0]:
+            self.engine.read(self._cache, unread_TE[None])
+        logits_1V = self.engine.prefill(self._cache, self._ids([ids]), horizon, gaze=gaze)
+        self.computed(len(ids), horizon, finite=bool(torch.isfinite(logits_1V).all()))
+        return logits_1V[0]
+
+    def unread(self, horizon: int) -> Tensor:
+        """Of the window's first `horizon` tokens, those (T, E) that its cache has not read."""
+        return self._window_TE[self._cache.num_source : horizon]
+
+    def computed(self, rows: int, horizon: int, *, finite: bool) -> None:
+        """Count rows that were computed; that their logits are not finite is a SourceError."""
+        self.cost.rows += rows
+        self.cost.passes += 1
+        if not finite:
             raise SourceError(
                 f"window {self._window_index}: a source token among the first {horizon} is not finite or no known id; check the encoder"
             )
-        return logits_1V[0]
-
-    def _count(self, rows: int) -> None:
-        self.cost.rows += rows
-        self.cost.passes += 1
 
     def _ids(self, ids: Sequence[Any]) -> Tensor:
         return torch.tensor(ids, device=self._window_TE.device)
@@ -417,12 +471,12 @@ class Session:
             logits_V[framing.end] = -torch.inf
         return int(logits_V.argmax())
 
-    def _next_window(self) -> bool:
+    def _next_window(self) -> Generator[Wanted, Tensor, bool]:
         """Move on once the whole window has arrived; its text becomes history, read from its own source (method.md §4)."""
         if not self._wait(self.window, patient=False):
             return False
         window_TE = self._window_tokens()
-        decoder, framing = self.model.decoder, self.model.config.framing
+        framing = self.model.config.framing
         lost = self.model.config.loop_tokens > 0 and self._written[-1:] != [framing.end]
         if lost:
             self._previous = None
@@ -431,13 +485,11 @@ class Session:
                 raise SourceError(f"window {self._window_index}: it holds a source token that is not finite; check the encoder")
             text = [token for token in self._written if token != framing.end]
             self._previous = (window_TE, text)
-            decoder.read(self._cache, window_TE[None, self._cache.num_source :])
             self._cache.forget_text()
-            decoder.prefill(self._cache, self._ids([[framing.previous, *text]]), window_TE.shape[0])
-            self._count(1 + len(text))
+            yield Wanted([framing.previous, *text], window_TE.shape[0], is_step=False)
             self._cache.forget_source()
         else:
-            self._cache = decoder.start()
+            self._cache = self.engine.start()
         self._first += self._arrived
         self._window_index += 1
         self._begin_window()

@@ -5,6 +5,12 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
+from zendaya import ZendayaError
+from zendaya.bench import Plan, chosen, run
+from zendaya.engine import missing
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -41,3 +47,23 @@ def test_the_bootstrap_beside_sacrebleus(monkeypatch, capsys):
     measured = json.loads(capsys.readouterr().out)
     assert abs(measured["ours"][0] - measured["sacrebleu"][0]) < 1e-6
     assert measured["ours"][1] <= measured["ours"][0] <= measured["ours"][2]
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_the_engine_by_itself(tmp_path, capsys):
+    plan = Plan(
+        preset="tiny", source=20, steps=16, rounds=1, threads=1, streams=(3,), live=(2,), live_s=0.5, gammas=(0.0, 1.0), sources=(24,)
+    )
+    measured = run(plan)
+    assert json.loads(json.dumps(measured))["equal 1"].keys() == {"zendaya int8", "zendaya float32", "zendaya torch"}
+    assert measured["ragged 3"]["tokens_per_s"] > 0
+    assert measured["gamma"]["24"]["0.0"][0] > 0
+    assert measured["live 2"]["lag_ms_95"] >= measured["live 2"]["lag_ms_50"] >= 0
+    assert "memory reads" in capsys.readouterr().out
+
+
+def test_what_cannot_be_measured_is_refused():
+    with pytest.raises(ZendayaError, match="steps"):
+        Plan(preset="tiny", steps=1000, source=20)
+    with pytest.raises(ZendayaError, match="commas"):
+        chosen("8;9", int)

@@ -30,6 +30,7 @@ ROOMS = [
     "engine",
     "policies",
     "stream",
+    "scheduler",
     "simuleval",
     "live",
     "terminal",
@@ -39,6 +40,8 @@ ROOMS = [
     "recipes",
     "sweep",
     "report",
+    "bench",
+    "peers",
     "demo",
     "serve",
     "cli",
@@ -60,7 +63,7 @@ MAY_IMPORT = {
     "adapter": {"atomic", "encoders", "model"},
 }
 # Model.open is a convenience on the model that builds the runtime above it, when it is called.
-UPWARD = {("model", "stream"), ("model", "policies")}
+UPWARD = {("model", "stream"), ("model", "policies"), ("model", "engine")}
 
 
 def imports(path):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from zendaya.decoder import History
+from zendaya.engine import Engine
 from zendaya.errors import ConfigError, SourceError
 from zendaya.model import Model
 from zendaya.records import Event
@@ -100,14 +101,14 @@ def default_schedules(model: Model) -> list[Schedule]:
 
 def audit(
     model: Model, schedule: Schedule, *, scale: Literal["window", "segment"] = "window", seed: int = 0, cuts: int = 4,
-    max_source: int = 135, max_steps: int = 165,
+    max_source: int = 135, max_steps: int = 165, engine: Engine | None = None,
 ) -> AuditReport:  # fmt: skip
     """Test a model under a schedule on every path: teacher-forced and incremental, alone and in a batch, and live.
 
     `scale="segment"` gives the live runtime each stream's own length as its window, the paper's protocol: it is future
     information, and the audit says so. `cuts` is how many horizons are tried with every replacement on each path; NaN and
     nothing are tried at many more. Windows and texts longer than `max_source` and `max_steps` are tested at that size. A learned
-    schedule is tested under every γ it may choose, and live as it chooses.
+    schedule is tested under every γ it may choose, and live as it chooses. With an `engine`, the incremental and live paths are its.
 
     >>> report = audit(Model.from_preset("tiny"), PowerLaw(0.5), cuts=2)
     >>> report.passed
@@ -121,7 +122,7 @@ def audit(
         raise ConfigError(f"scale must be 'window' or 'segment': got {scale!r}")
     report = AuditReport(schedule=str(schedule), seed=seed, scale=scale, window=window, steps=steps)
     rng = torch.Generator().manual_seed(seed)
-    auditor = _Auditor(model, schedule, window, steps, cuts, report, rng, scale == "segment", copy.deepcopy(model).double().eval())
+    auditor = _Auditor(model, schedule, window, steps, cuts, report, rng, scale == "segment", copy.deepcopy(model).double().eval(), engine)
     choices: Sequence[Schedule] = [PowerLaw(gamma) for gamma in config.gammas] if isinstance(schedule, Learned) else [schedule]
     if not choices:
         raise ConfigError("this model has no dial head to choose a gamma: train one with `zendaya learn-gamma`, or give one gamma")
@@ -160,6 +161,8 @@ class _Auditor:
     segment: bool
     double: Model
     """The same model in float64, for replacements that change shapes."""
+    engine: Engine | None = None
+    """What computes the incremental paths, if not the decoder."""
 
     # Material.
 
@@ -293,7 +296,7 @@ class _Auditor:
 
     def _forced_steps(self, texts: list[list[int]], horizons: list[list[int]], source_BTE: Tensor, num_steps: int) -> Tensor:
         """Logits (B, N, V) of an incremental, lock-step decode of given texts from source read at once."""
-        decoder, framing = self.model.decoder, self.model.config.framing
+        decoder, framing = self.engine or self.model.decoder, self.model.config.framing
         cache = decoder.start(batch=source_BTE.shape[0])
         decoder.read(cache, source_BTE)
         rows = []
@@ -308,7 +311,7 @@ class _Auditor:
     def check_incremental(self) -> None:
         """Incremental, alone: every step with nothing beyond its horizon read, and some with other things read there."""
         path = "incremental"
-        decoder, framing = self.model.decoder, self.model.config.framing
+        decoder, framing = self.engine or self.model.decoder, self.model.config.framing
         source_TE, text = self._tokens(self.window - MORE), self._text(self.steps - 1)
         horizons = self._horizons(source_TE.shape[0], self.steps)
         probed = set(self._some([i for i, h in enumerate(horizons, start=1) if h < source_TE.shape[0]]))
@@ -466,7 +469,7 @@ class _Auditor:
     def _live(self, stream_TE: Tensor, pieces: list[int] | None, limit: int | None = None) -> tuple[list[Event], list[Tensor]]:
         """The first `limit` events of a live decode of the stream, pushed in the given or random pieces, and the logits behind each."""
         fixed = self.steps if self.model.length is None and self.schedule.needs_length else None
-        session = self.model.open(self.schedule, window=self._live_window(stream_TE), steps=fixed, max_steps=self.steps)
+        session = self.model.open(self.schedule, window=self._live_window(stream_TE), steps=fixed, max_steps=self.steps, engine=self.engine)
         rows: list[Tensor] = []
         last: list[Tensor] = []
         logits = session._logits

@@ -15,6 +15,7 @@ from rich.table import Table
 
 import zendaya
 from zendaya.cli import audit as audit_command
+from zendaya.cli import bench as bench_command
 from zendaya.cli import corpora as corpora_command
 from zendaya.cli import encode as encode_command
 from zendaya.cli import evaluate as evaluate_command
@@ -43,6 +44,7 @@ app.command("compare")(evaluate_command.compare)
 app.command("stream")(stream_command.stream)
 app.command("audit")(audit_command.audit)
 app.command("audit-raw")(audit_command.audit_raw)
+app.command("bench")(bench_command.bench)
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from zendaya.decoder import Cache, Gaze
+from zendaya.decoder import Gaze
+from zendaya.engine import EngineCache
 from zendaya.errors import ConfigError
 from zendaya.model import Model
 from zendaya.policies.agreement import num_shared
@@ -24,7 +25,7 @@ class WindowView:
     """One window's `View`; it counts its decodes that came to nothing."""
 
     def __init__(
-        self, model: Model, cache: Cache, written: Sequence[int], run: Run, choose: Callable[[Tensor, int], int], *,
+        self, model: Model, cache: EngineCache, written: Sequence[int], run: Run, choose: Callable[[Tensor, int], int], *,
         max_steps: int, cost: Cost,
     ) -> None:  # fmt: skip
         self.arrived, self.complete = 0, False

@@ -1,0 +1,35 @@
+"""The words of `zendaya bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def bench(
+    preset: Annotated[str, typer.Option(help="The shape.")] = "libriheavy",
+    source: Annotated[int, typer.Option(help="F, source tokens.")] = 100,
+    steps: Annotated[int, typer.Option(help="N, decode steps.")] = 165,
+    streams: Annotated[str, typer.Option(help="Numbers of streams decoded together, as 8,32,64.")] = "8,32,64",
+    live: Annotated[str, typer.Option(help="Numbers of live streams, as 500; empty for none.")] = "500",
+    live_s: Annotated[float, typer.Option(help="Seconds of each live run.")] = 20.0,
+    sources: Annotated[str, typer.Option(help="Source lengths of the table by gamma; empty for none.")] = "100,500,1500",
+    rounds: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 5,
+    threads: Annotated[int, typer.Option(help="Threads of every contender.", min=1)] = 2,
+    peers: Annotated[bool, typer.Option("--peers", help="Also Hugging Face generate, CTranslate2 and ONNX Runtime.")] = False,
+    file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to FILE.")] = None,
+) -> None:
+    """Measure the engine: one stream, many, by the dial and live; beside the memory's speed and, with --peers, beside others."""
+    from zendaya.bench import Plan, chosen, run
+    from zendaya.peers import peers_of
+
+    plan = Plan(
+        preset=preset, source=source, steps=steps, rounds=rounds, threads=threads, streams=tuple(chosen(streams, int)),
+        live=tuple(chosen(live, int)), live_s=live_s, sources=tuple(chosen(sources, int)),
+    )  # fmt: skip
+    result = run(plan, peers=peers_of if peers else None)
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,695 @@
+#define _GNU_SOURCE
+#include "engine.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "kernels.h"
+#include "pool.h"
+
+#define LARGEST_FEATURE 1e12f /* as in decoder.py */
+
+enum { LINE = 64, HUGE_PAGE = 1 << 21, MOST_ROWS = 1 << 16, PHASES = 16 /* of a layer, or around them */, MOST_INPUTS = 1 << 16 /* their products still fit in 32 bits */ };
+
+typedef struct { float *weight, *bias; } norm;
+
+typedef struct {
+    matrix in, out; /* in: queries, and for self-attention keys and values after them */
+    norm around;
+} attention;
+
+typedef struct {
+    attention self, cross; /* cross.in.outputs is 0 in a source layer */
+    matrix up, down;
+    norm around;
+} layer;
+
+/* Keys and values of some layers: keys [layer][head][panel][head_dim][PANEL], values [layer][head][position][padded head_dim]. */
+typedef struct {
+    int layers, capacity, most;
+    char *keys, *values;
+} store_kv;
+
+struct stream {
+    int rows, source, heads, width; /* width: of a head */
+    size_t size;                    /* of an element: 2 for bfloat16, 4 for float */
+    int unreadable;                 /* its source layers have met an unreadable token */
+    int marked;                     /* in the call under way */
+    store_kv text, cross, context;
+};
+
+struct model {
+    decoder_shape shape;
+    const kernels *k;
+    pool *threads;
+    pthread_mutex_t turn;
+    int int8, inner;
+    size_t dim, padded_width; /* rounded up to PANEL */
+    void **taken;             /* what the weights were allocated in */
+    int num_taken;
+    matrix tokens, source_projection, source_tokens, memory; /* memory: keys and values of every layer's cross-attention */
+    float *positions, *source_positions;
+    layer *layers, *source_layers;
+    norm last;
+    /* Room for the rows of a call, kept between calls. */
+    int room;
+    size_t wide;    /* floats of a row of `products` */
+    size_t longest; /* inputs of the widest product, rounded up */
+    float *x, *normed, *products, *attended, *scale, *scratch;
+    int8_t *bytes;
+    int32_t *sum, *stream_of;
+    uint8_t *silent, *readable;
+};
+
+/* Memory. */
+
+static void *aligned(size_t size) {
+    void *p = NULL;
+    const size_t unit = size >= HUGE_PAGE ? HUGE_PAGE : LINE;
+    if (posix_memalign(&p, unit, round_up(size ? size : 1, unit))) return NULL;
+#if defined(__linux__)
+    if (unit == HUGE_PAGE) madvise(p, round_up(size, unit), MADV_HUGEPAGE);
+#endif
+    memset(p, 0, size);
+    return p;
+}
+
+static void *take(model *m, size_t size) {
+    void **taken = realloc(m->taken, (m->num_taken + 1) * sizeof *taken);
+    if (!taken) return NULL;
+    m->taken = taken;
+    if (!(taken[m->num_taken] = aligned(size))) return NULL;
+    return taken[m->num_taken++];
+}
+
+/* Weights. */
+
+typedef struct {
+    model *m;
+    const float *const *tensors;
+    const int64_t *sizes;
+    int count, at;
+    int failed;
+} reader;
+
+static const float *next_tensor(reader *r, int64_t size) {
+    if (r->failed || r->at >= r->count || r->sizes[r->at] != size) {
+        r->failed = 1;
+        return NULL;
+    }
+    return r->tensors[r->at++];
+}
+
+static float *next_copy(reader *r, int64_t size) {
+    const float *from = next_tensor(r, size);
+    float *to = from ? take(r->m, round_up(size, PANEL) * sizeof *to) : NULL;
+    if (!to) r->failed = 1;
+    else memcpy(to, from, size * sizeof *to);
+    return to;
+}
+
+static norm next_norm(reader *r) {
+    norm n;
+    n.weight = next_copy(r, r->m->shape.dim);
+    n.bias = next_copy(r, r->m->shape.dim);
+    return n;
+}
+
+static void make_matrix(reader *r, matrix *x, int outputs, int inputs) {
+    *x = (matrix){.outputs = outputs, .inputs = inputs, .panels = (outputs + PANEL - 1) / PANEL, .groups = (inputs + 3) / 4};
+    const size_t rows = (size_t)x->panels * PANEL;
+    if (r->failed || inputs > MOST_INPUTS || !(x->bias = take(r->m, rows * sizeof(float)))) {
+        r->failed = 1;
+        return;
+    }
+    if (r->m->int8) {
+        x->scale = take(r->m, rows * sizeof(float));
+        if ((x->u8 = take(r->m, rows * x->groups * 4))) memset(x->u8, 128, rows * x->groups * 4);
+    } else {
+        x->f32 = take(r->m, rows * inputs * sizeof(float));
+    }
+    r->failed |= r->m->int8 ? !x->u8 || !x->scale : !x->f32;
+}
+
+/* Put a dense layer's rows into a matrix from output `first` on; its bias may be NULL. */
+static void pack(reader *r, matrix *x, int first, int outputs, const float *weight, const float *bias) {
+    if (r->failed || !weight) return;
+    for (int o = 0; o < outputs; o++) {
+        const float *row = weight + (size_t)o * x->inputs;
+        const int n = first + o, panel = n / PANEL, lane = n % PANEL;
+        if (bias) x->bias[n] = bias[o];
+        if (x->f32) {
+            for (int k = 0; k < x->inputs; k++) x->f32[((size_t)panel * x->inputs + k) * PANEL + lane] = row[k];
+            continue;
+        }
+        float top = 0, broken = 0;
+        for (int k = 0; k < x->inputs; k++) top = fmaxf(top, fabsf(row[k])), broken += 0 * row[k];
+        x->scale[n] = top / 127 + broken;
+        if (broken != 0 || top < 1e-30f) continue;
+        for (int k = 0; k < x->inputs; k++)
+            x->u8[(((size_t)panel * x->groups + k / 4) * PANEL + lane) * 4 + k % 4] = (uint8_t)(lrintf(row[k] * (127 / top)) + 128);
+    }
+}
+
+static void next_dense(reader *r, matrix *x, int outputs, int inputs) {
+    make_matrix(r, x, outputs, inputs);
+    const float *weight = next_tensor(r, (int64_t)outputs * inputs), *bias = next_tensor(r, outputs);
+    pack(r, x, 0, outputs, weight, bias);
+}
+
+/* Attention's tensors: query, key (without bias), value, out. Keys and values of a cross-attention go to the model's memory matrix. */
+static void next_attention(reader *r, attention *a, int cross) {
+    model *m = r->m;
+    const int inner = m->inner, dim = m->shape.dim;
+    const float *q = next_tensor(r, (int64_t)inner * dim), *q_bias = next_tensor(r, inner), *k = next_tensor(r, (int64_t)inner * dim);
+    const float *v = next_tensor(r, (int64_t)inner * dim), *v_bias = next_tensor(r, inner);
+    make_matrix(r, &a->in, cross < 0 ? 3 * inner : inner, dim);
+    pack(r, &a->in, 0, inner, q, q_bias);
+    matrix *kv = cross < 0 ? &a->in : &m->memory;
+    const int first = cross < 0 ? inner : 2 * inner * cross;
+    pack(r, kv, first, inner, k, NULL);
+    pack(r, kv, first + inner, inner, v, v_bias);
+    next_dense(r, &a->out, dim, inner);
+    a->around = next_norm(r);
+}
+
+static void next_layer(reader *r, layer *l, int cross) {
+    const decoder_shape *s = &r->m->shape;
+    next_attention(r, &l->self, -1);
+    if (cross >= 0) next_attention(r, &l->cross, cross);
+    next_dense(r, &l->up, s->ffn_dim, s->dim);
+    next_dense(r, &l->down, s->dim, s->ffn_dim);
+    l->around = next_norm(r);
+}
+
+static void next_weights(reader *r) {
+    model *m = r->m;
+    const decoder_shape *s = &m->shape;
+    make_matrix(r, &m->tokens, s->vocab_size, s->dim);
+    pack(r, &m->tokens, 0, s->vocab_size, next_tensor(r, (int64_t)s->vocab_size * s->dim), NULL);
+    m->positions = next_copy(r, (int64_t)s->max_rows * s->dim);
+    if (s->source_vocab) {
+        make_matrix(r, &m->source_tokens, s->source_vocab, s->dim);
+        pack(r, &m->source_tokens, 0, s->source_vocab, next_tensor(r, (int64_t)s->source_vocab * s->dim), NULL);
+    } else if (s->embed_source) {
+        next_dense(r, &m->source_projection, s->dim, s->source_dim);
+    }
+    if (s->embed_source) m->source_positions = next_copy(r, (int64_t)s->max_source * s->dim);
+    m->layers = take(m, s->layers * sizeof(layer));
+    m->source_layers = take(m, s->source_layers * sizeof(layer));
+    r->failed |= !m->layers || !m->source_layers;
+    for (int i = 0; i < s->source_layers && !r->failed; i++) next_layer(r, &m->source_layers[i], -1);
+    make_matrix(r, &m->memory, 2 * m->inner * s->layers, s->dim);
+    for (int i = 0; i < s->layers && !r->failed; i++) next_layer(r, &m->layers[i], i);
+    if (s->pre_norm) m->last = next_norm(r);
+    r->failed |= r->at != r->count;
+}
+
+static int can_run(const kernels *k) {
+#if defined(__x86_64__)
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                       __builtin_cpu_supports("avx512dq");
+    if (k == &avx2_kernels) return avx2;
+    if (k == &avx512_kernels) return avx512;
+    if (k == &vnni_kernels) return avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
+    return k == &portable_kernels;
+}
+
+static const kernels *kernels_at(int place) {
+    static const kernels *const all[] = {
+#if defined(__x86_64__)
+        &vnni_kernels, &avx512_kernels, &avx2_kernels,
+#endif
+        &portable_kernels,
+    };
+    for (size_t i = 0; place >= 0 && i < sizeof all / sizeof *all; i++)
+        if (can_run(all[i]) && place-- == 0) return all[i];
+    return NULL;
+}
+
+const char *zendaya_kernels(int place) {
+    const kernels *k = kernels_at(place);
+    return k ? k->name : NULL;
+}
+
+model *zendaya_model_new(
+    const decoder_shape *shape, const float *const *tensors, const int64_t *sizes, int count, int int8, int threads, const char *kernels_name) {
+    model *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    m->shape = *shape, m->int8 = int8, m->inner = shape->heads * shape->head_dim;
+    m->dim = round_up(shape->dim, PANEL), m->padded_width = round_up(shape->head_dim, PANEL);
+    for (int i = 0; kernels_at(i); i++)
+        if (!m->k && (!kernels_name || !strcmp(kernels_at(i)->name, kernels_name))) m->k = kernels_at(i);
+    pthread_mutex_init(&m->turn, NULL);
+    reader r = {.m = m, .tensors = tensors, .sizes = sizes, .count = count};
+    if (m->k) next_weights(&r);
+    if (!m->k || r.failed || threads < 1 || !(m->threads = pool_new(threads, PHASES * (1 + shape->layers + shape->source_layers)))) {
+        zendaya_model_free(m);
+        return NULL;
+    }
+    size_t widest = 3 * m->inner, inputs = shape->dim, longest = shape->max_rows > shape->max_source ? shape->max_rows : shape->max_source;
+    if ((size_t)shape->ffn_dim > widest) widest = shape->ffn_dim;
+    if ((size_t)m->memory.outputs > widest) widest = m->memory.outputs;
+    const int others[] = {m->inner, shape->ffn_dim, shape->source_dim};
+    for (int i = 0; i < 3; i++)
+        if ((size_t)others[i] > inputs) inputs = others[i];
+    m->wide = round_up(widest, PANEL), m->longest = round_up(inputs, LINE);
+    const size_t own = round_up(longest, PANEL) + 2 * m->padded_width + LINE; /* a thread's: scores, query, attended */
+    if (!(m->scratch = take(m, threads * own * sizeof(float)))) {
+        zendaya_model_free(m);
+        return NULL;
+    }
+    return m;
+}
+
+static void free_room(model *m) {
+    void *all[] = {m->x, m->normed, m->products, m->attended, m->scale, m->bytes, m->sum, m->stream_of, m->silent, m->readable};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    m->x = m->normed = m->products = m->attended = m->scale = NULL;
+    m->bytes = NULL, m->sum = m->stream_of = NULL, m->silent = m->readable = NULL;
+    m->room = 0;
+}
+
+void zendaya_model_free(model *m) {
+    if (!m) return;
+    pool_free(m->threads);
+    free_room(m);
+    for (int i = 0; i < m->num_taken; i++) free(m->taken[i]);
+    free(m->taken);
+    pthread_mutex_destroy(&m->turn);
+    free(m);
+}
+
+static int make_room(model *m, int rows) {
+    if (rows <= m->room) return 1;
+    free_room(m);
+    const size_t n = round_up(rows, PANEL);
+    m->x = aligned(n * m->dim * sizeof(float)), m->normed = aligned(n * m->longest * sizeof(float));
+    m->products = aligned(n * m->wide * sizeof(float)), m->attended = aligned(n * m->longest * sizeof(float));
+    m->scale = aligned(n * sizeof(float)), m->bytes = aligned(n * m->longest), m->sum = aligned(n * sizeof(int32_t));
+    m->stream_of = aligned(n * sizeof(int32_t)), m->silent = aligned(n), m->readable = aligned(n);
+    m->room = (int)n;
+    if (m->x && m->normed && m->products && m->attended && m->scale && m->bytes && m->sum && m->stream_of && m->silent && m->readable) return 1;
+    free_room(m);
+    return 0;
+}
+
+/* Streams. */
+
+static size_t padded(const stream *s) { return round_up(s->width, PANEL); }
+
+static char *keys_at(const stream *s, const store_kv *kv, int layer, int head) {
+    return kv->keys + ((size_t)layer * s->heads + head) * kv->capacity * s->width * s->size;
+}
+
+static char *values_at(const stream *s, const store_kv *kv, int layer, int head) {
+    return kv->values + ((size_t)layer * s->heads + head) * kv->capacity * padded(s) * s->size;
+}
+
+/* Room for so many positions: it doubles, so that memory follows what was read, and what is there is moved. */
+static int grow(stream *s, store_kv *kv, int needed) {
+    if (needed <= kv->capacity || !kv->layers) return 1;
+    int capacity = 2 * kv->capacity > needed ? 2 * kv->capacity : needed;
+    if (capacity > kv->most) capacity = kv->most;
+    store_kv new = *kv;
+    new.capacity = (int)round_up(capacity, 2 * PANEL);
+    const size_t heads = (size_t)kv->layers * s->heads;
+    new.keys = aligned(heads * new.capacity * s->width * s->size), new.values = aligned(heads * new.capacity * padded(s) * s->size);
+    if (!new.keys || !new.values) {
+        free(new.keys), free(new.values);
+        return 0;
+    }
+    for (int l = 0; kv->capacity && l < kv->layers; l++)
+        for (int h = 0; h < s->heads; h++) {
+            memcpy(keys_at(s, &new, l, h), keys_at(s, kv, l, h), (size_t)kv->capacity * s->width * s->size);
+            memcpy(values_at(s, &new, l, h), values_at(s, kv, l, h), (size_t)kv->capacity * padded(s) * s->size);
+        }
+    free(kv->keys), free(kv->values);
+    *kv = new;
+    return 1;
+}
+
+static void put(const stream *s, const store_kv *kv, int layer, int head, int position, const float *k, const float *v) {
+    const size_t panel = (size_t)(position / PANEL) * s->width * PANEL + position % PANEL, row = position * padded(s);
+    if (s->size == 2) {
+        uint16_t *keys = (uint16_t *)keys_at(s, kv, layer, head) + panel, *values = (uint16_t *)values_at(s, kv, layer, head) + row;
+        for (int d = 0; d < s->width; d++) keys[d * PANEL] = to_half(k[d]);
+        for (int d = 0; d < s->width; d++) values[d] = to_half(v[d]);
+    } else {
+        float *keys = (float *)keys_at(s, kv, layer, head) + panel, *values = (float *)values_at(s, kv, layer, head) + row;
+        for (int d = 0; d < s->width; d++) keys[d * PANEL] = k[d];
+        memcpy(values, v, s->width * sizeof *v);
+    }
+}
+
+stream *zendaya_stream_new(const model *m) {
+    stream *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->heads = m->shape.heads, s->width = m->shape.head_dim, s->size = m->int8 ? 2 : 4;
+    s->text = (store_kv){.layers = m->shape.layers, .most = m->shape.max_rows};
+    s->cross = (store_kv){.layers = m->shape.layers, .most = m->shape.max_source};
+    s->context = (store_kv){.layers = m->shape.source_layers, .most = m->shape.max_source};
+    return s;
+}
+
+void zendaya_stream_free(stream *s) {
+    if (!s) return;
+    store_kv *all[] = {&s->text, &s->cross, &s->context};
+    for (int i = 0; i < 3; i++) free(all[i]->keys), free(all[i]->values);
+    free(s);
+}
+
+stream *zendaya_stream_clone(const model *m, const stream *s) {
+    stream *c = zendaya_stream_new(m);
+    if (!c) return NULL;
+    const store_kv *from[] = {&s->text, &s->cross, &s->context};
+    store_kv *to[] = {&c->text, &c->cross, &c->context};
+    for (int i = 0; i < 3; i++) {
+        const size_t heads = (size_t)from[i]->layers * s->heads * from[i]->capacity;
+        if (!grow(c, to[i], from[i]->capacity) || to[i]->capacity != from[i]->capacity) {
+            zendaya_stream_free(c);
+            return NULL;
+        }
+        if (heads) {
+            memcpy(to[i]->keys, from[i]->keys, heads * s->width * s->size);
+            memcpy(to[i]->values, from[i]->values, heads * padded(s) * s->size);
+        }
+    }
+    c->rows = s->rows, c->source = s->source, c->unreadable = s->unreadable;
+    return c;
+}
+
+int zendaya_stream_rows(const stream *s) { return s->rows; }
+int zendaya_stream_source(const stream *s) { return s->source; }
+
+int64_t zendaya_stream_bytes(const model *m, const stream *s) {
+    int64_t positions = 0;
+    const store_kv *all[] = {&s->text, &s->cross, &s->context};
+    for (int i = 0; i < 3; i++) positions += (int64_t)all[i]->layers * all[i]->capacity;
+    return positions * m->shape.heads * (int64_t)(s->width + padded(s)) * (int64_t)s->size;
+}
+
+int zendaya_stream_keep(stream *s, int rows) {
+    if (rows < 0 || rows > s->rows) return BAD_CALL;
+    s->rows = rows;
+    return DONE;
+}
+
+void zendaya_stream_forget_source(stream *s) { s->source = s->unreadable = 0; }
+
+/* One call: rows of some streams, which all threads work on together. */
+
+typedef struct {
+    model *m;
+    int count, rows;
+    stream *const *streams;
+    const int32_t *counts, *ids, *horizons;
+    const float *source;
+    float *logits, *gaze;
+    int32_t *first; /* each stream's first row */
+    place at;       /* each thread has a copy of the job with its own */
+} job;
+
+static float *row_of(float *rows, int r, size_t stride) { return rows + (size_t)r * stride; }
+
+static void unpack(const matrix *x, int n, float *to) {
+    const size_t panel = n / PANEL, lane = n % PANEL;
+    for (int k = 0; k < x->inputs; k++)
+        to[k] = x->f32 ? x->f32[(panel * x->inputs + k) * PANEL + lane]
+                       : (x->u8[((panel * x->groups + k / 4) * PANEL + lane) * 4 + k % 4] - 128) * x->scale[n];
+}
+
+/* Rows as what a product takes: normed if a norm is given, into the same place if `keep`; in int8 as bytes. */
+static input prepare(job *j, const norm *n, float *x, size_t stride, int width, int keep, int rows) {
+    const model *m = j->m;
+    float *y = n && !keep ? m->normed : x;
+    const size_t stride_y = n && !keep ? m->longest : stride;
+    input in = {.rows = rows, .stride = stride_y, .f32 = y, .stride_i8 = m->longest, .i8 = m->bytes, .scale = m->scale, .sum = m->sum};
+    if (!n && !m->int8) return in;
+    PIECES(&j->at, r, rows) {
+        if (n) m->k->normalise(row_of(x, r, stride), n->weight, n->bias, row_of(y, r, stride_y), width);
+        if (m->int8) m->k->quantise(row_of(y, r, stride_y), width, round_up(width, 4), m->bytes + r * m->longest, m->scale + r, m->sum + r);
+    }
+    pool_meet(&j->at);
+    return in;
+}
+
+static void multiply(job *j, const matrix *x, const input *in, const output *out) {
+    const int threads = pool_threads(j->m->threads), unit = in->rows == 1 ? 8 : 2;
+    int size = threads == 1 ? x->panels : x->panels / (4 * threads) / unit * unit;
+    if (size < unit) size = unit;
+    PIECES(&j->at, i, (x->panels + size - 1) / size) {
+        const int first = i * size, last = first + size < x->panels ? first + size : x->panels;
+        j->m->k->multiply(x, in, out, first, last);
+    }
+    pool_meet(&j->at);
+}
+
+/* A thread's own place for one query's attention. */
+typedef struct { float *scores, *q, *y; } desk;
+
+static desk desk_of(const model *m, int worker) {
+    const size_t longest = round_up(m->shape.max_rows > m->shape.max_source ? m->shape.max_rows : m->shape.max_source, PANEL);
+    float *own = m->scratch + worker * (longest + 2 * m->padded_width + LINE);
+    return (desk){own, own + longest, own + longest + m->padded_width};
+}
+
+static void attend(job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const float *q) {
+    const model *m = j->m;
+    const int width = m->shape.head_dim;
+    const float scale = 1.0f / sqrtf((float)width);
+    for (int i = 0; i < width; i++) d->q[i] = q[i] * scale;
+    m->k->attend(d->q, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), s->size == 2, length, width, d->scores, d->y);
+    memcpy(row_of(m->attended, row, m->longest) + head * width, d->y, width * sizeof *d->y);
+}
+
+/* Self-attention: a stream's head at a time, whose new keys and values are put down first. `start` is a stream's rows before the call. */
+static void attend_self(job *j, const desk *d, int layer, int is_source) {
+    const model *m = j->m;
+    const int heads = m->shape.heads, width = m->shape.head_dim;
+    PIECES(&j->at, i, j->count * heads) {
+        const int at = i / heads, head = i % heads;
+        const stream *s = j->streams[at];
+        const store_kv *kv = is_source ? &s->context : &s->text;
+        const int start = is_source ? s->source : s->rows;
+        for (int r = 0; r < j->counts[at]; r++) {
+            const float *q = row_of(m->products, j->first[at] + r, m->wide) + head * width;
+            put(s, kv, layer, head, start + r, q + m->inner, q + 2 * m->inner);
+        }
+        for (int r = 0; r < j->counts[at]; r++) {
+            const int row = j->first[at] + r;
+            attend(j, d, s, kv, layer, head, row, start + r + 1, row_of(m->products, row, m->wide) + head * width);
+        }
+    }
+    pool_meet(&j->at);
+}
+
+/* Cross-attention: over exactly the first `horizon` source tokens. */
+static void attend_cross(job *j, const desk *d, int layer) {
+    const model *m = j->m;
+    const int heads = m->shape.heads, width = m->shape.head_dim;
+    PIECES(&j->at, i, j->count * heads) {
+        const int at = i / heads, head = i % heads, horizon = j->horizons[at];
+        for (int r = 0; r < j->counts[at]; r++) {
+            const int row = j->first[at] + r;
+            if (horizon == 0) memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
+            else attend(j, d, j->streams[at], &j->streams[at]->cross, layer, head, row, horizon, row_of(m->products, row, m->wide) + head * width);
+        }
+        if (j->gaze) memcpy(j->gaze + ((size_t)layer * heads + head) * horizon, d->scores, horizon * sizeof(float));
+    }
+    pool_meet(&j->at);
+}
+
+/* Residual and normalisation around a block: x + f(norm(x)) before, norm(x + f(x)) after; `before` is the norm of the block before,
+   which after-normalisation has still to apply. */
+static input enter(job *j, const norm *own, const norm *before) {
+    const model *m = j->m;
+    const int pre = m->shape.pre_norm;
+    return prepare(j, pre ? own : before, m->x, m->dim, m->shape.dim, !pre, j->rows);
+}
+
+static void leave(job *j, const matrix *x, const input *in, const uint8_t *silent) {
+    multiply(j, x, in, &(output){.how = ADD, .to = j->m->x, .stride = j->m->dim, .silent = silent});
+}
+
+/* A layer on the call's rows; the norm that is still to apply goes in and comes out. */
+static const norm *run_layer(job *j, const desk *d, const layer *l, int index, int is_source, const norm *before) {
+    const model *m = j->m;
+    const output products = {.how = STORE, .to = m->products, .stride = m->wide};
+    input in = enter(j, &l->self.around, before);
+    multiply(j, &l->self.in, &in, &products);
+    attend_self(j, d, index, is_source);
+    in = prepare(j, NULL, m->attended, m->longest, m->inner, 0, j->rows);
+    leave(j, &l->self.out, &in, NULL);
+    before = &l->self.around;
+    if (!is_source) {
+        in = enter(j, &l->cross.around, before);
+        multiply(j, &l->cross.in, &in, &products);
+        attend_cross(j, d, index);
+        in = prepare(j, NULL, m->attended, m->longest, m->inner, 0, j->rows);
+        leave(j, &l->cross.out, &in, m->silent);
+        before = &l->cross.around;
+    }
+    in = enter(j, &l->around, before);
+    multiply(j, &l->up, &in, &(output){.how = m->shape.relu ? RELU : GELU, .to = m->products, .stride = m->wide});
+    in = prepare(j, NULL, m->products, m->wide, m->shape.ffn_dim, 0, j->rows);
+    leave(j, &l->down, &in, NULL);
+    return &l->around;
+}
+
+static void rows_work(void *argument, place at_phase) {
+    job mine = *(job *)argument, *j = &mine;
+    model *m = j->m;
+    j->at = at_phase;
+    const desk d = desk_of(m, at_phase.worker);
+    const int dim = m->shape.dim;
+    PIECES(&j->at, r, j->rows) {
+        const int at = m->stream_of[r], position = j->streams[at]->rows + r - j->first[at];
+        float *x = row_of(m->x, r, m->dim);
+        unpack(&m->tokens, j->ids[r], x);
+        for (int i = 0; i < dim; i++) x[i] += m->positions[(size_t)position * dim + i];
+        m->silent[r] = j->horizons[at] == 0;
+    }
+    pool_meet(&j->at);
+    const norm *before = NULL;
+    for (int i = 0; i < m->shape.layers; i++) before = run_layer(j, &d, &m->layers[i], i, 0, before);
+    /* Logits of each stream's last row. */
+    PIECES(&j->at, at, j->count)
+        memcpy(row_of(m->attended, at, m->longest), row_of(m->x, j->first[at] + j->counts[at] - 1, m->dim), dim * sizeof(float));
+    pool_meet(&j->at);
+    input in = prepare(j, m->shape.pre_norm ? &m->last : before, m->attended, m->longest, dim, 0, j->count);
+    multiply(j, &m->tokens, &in, &(output){.how = STORE, .to = j->logits, .stride = m->shape.vocab_size});
+}
+
+/* Source tokens at the model's width, at their positions; unreadable ones as zeros. */
+static void place_source(job *j) {
+    model *m = j->m;
+    const int dim = m->shape.dim, features = m->shape.source_dim;
+    PIECES(&j->at, r, j->rows) {
+        const float *from = j->source + (size_t)r * features;
+        int readable = 1;
+        for (int i = 0; i < features; i++) readable &= fabsf(from[i]) < LARGEST_FEATURE; /* false for NaN */
+        if (m->shape.source_vocab) readable = readable && from[0] >= 0 && from[0] < (float)m->shape.source_vocab && from[0] == floorf(from[0]);
+        m->readable[r] = (uint8_t)readable;
+        float *to = row_of(m->shape.embed_source ? m->attended : m->x, r, m->shape.embed_source ? m->longest : m->dim);
+        if (m->shape.source_vocab) unpack(&m->source_tokens, readable ? (int)from[0] : 0, row_of(m->x, r, m->dim));
+        else if (readable) memcpy(to, from, features * sizeof *to);
+        else memset(to, 0, features * sizeof *to);
+    }
+    pool_meet(&j->at);
+    if (!m->shape.embed_source) return;
+    if (!m->shape.source_vocab) {
+        input in = prepare(j, NULL, m->attended, m->longest, features, 0, j->rows);
+        multiply(j, &m->source_projection, &in, &(output){.how = STORE, .to = m->x, .stride = m->dim});
+    }
+    PIECES(&j->at, r, j->rows) {
+        const int at = m->stream_of[r];
+        const float *position = m->source_positions + (size_t)(j->streams[at]->source + r - j->first[at]) * dim;
+        for (int i = 0; i < dim; i++) row_of(m->x, r, m->dim)[i] += position[i];
+    }
+    pool_meet(&j->at);
+}
+
+/* After a source layer: the norm that is left, and rows that overflowed set to zero, so that they stay their own. */
+static void contain(job *j, const norm *after) {
+    const model *m = j->m;
+    PIECES(&j->at, r, j->rows) {
+        float *x = row_of(m->x, r, m->dim), broken = 0;
+        if (!m->shape.pre_norm) m->k->normalise(x, after->weight, after->bias, x, m->shape.dim);
+        for (int i = 0; i < m->shape.dim; i++) broken += 0 * x[i];
+        if (broken != 0) memset(x, 0, m->shape.dim * sizeof *x), m->readable[r] = 0; /* NaN is not 0 either */
+    }
+    pool_meet(&j->at);
+}
+
+static void read_work(void *argument, place at_phase) {
+    job mine = *(job *)argument, *j = &mine;
+    model *m = j->m;
+    j->at = at_phase;
+    const desk d = desk_of(m, at_phase.worker);
+    place_source(j);
+    for (int i = 0; i < m->shape.source_layers; i++) contain(j, run_layer(j, &d, &m->source_layers[i], i, 1, NULL));
+    /* A token that cannot be read is NaN to whoever does; behind one, source layers make all tokens so. */
+    PIECES(&j->at, at, j->count) {
+        stream *s = j->streams[at];
+        for (int r = j->first[at]; r < j->first[at] + j->counts[at]; r++) {
+            if (m->shape.source_layers && !m->readable[r]) s->unreadable = 1;
+            if (s->unreadable || !m->readable[r])
+                for (int i = 0; i < m->shape.dim; i++) row_of(m->x, r, m->dim)[i] = NAN;
+        }
+    }
+    pool_meet(&j->at);
+    input in = prepare(j, NULL, m->x, m->dim, m->shape.dim, 0, j->rows);
+    multiply(j, &m->memory, &in, &(output){.how = STORE, .to = m->products, .stride = m->wide});
+    PIECES(&j->at, i, j->count * m->shape.layers) {
+        const int at = i / m->shape.layers, index = i % m->shape.layers;
+        const stream *s = j->streams[at];
+        for (int r = 0; r < j->counts[at]; r++)
+            for (int head = 0; head < s->heads; head++) {
+                const float *k = row_of(m->products, j->first[at] + r, m->wide) + 2 * m->inner * index + head * s->width;
+                put(s, &s->cross, index, head, s->source + r, k, k + m->inner);
+            }
+    }
+    pool_meet(&j->at);
+}
+
+/* Check a call whole before anything of it is done, and find room for it; 0 or an error. */
+static int admit(job *j, int is_source) {
+    model *m = j->m;
+    int64_t total = 0;
+    int wrong = j->count < 1 || j->count > MOST_ROWS, marked = 0;
+    for (int i = 0; i < j->count && !wrong; i++, marked++) {
+        stream *s = j->streams[i];
+        const int most = is_source ? m->shape.max_source - s->source : m->shape.max_rows - s->rows;
+        wrong = s->marked || j->counts[i] < 1 || j->counts[i] > most || (total += j->counts[i]) > MOST_ROWS;
+        if (!is_source) wrong = wrong || j->horizons[i] < 0 || j->horizons[i] > s->source;
+        if (wrong) break;
+        s->marked = 1;
+    }
+    for (int i = 0; i < marked; i++) j->streams[i]->marked = 0;
+    for (int64_t r = 0; r < total && !wrong && !is_source; r++) wrong = j->ids[r] < 0 || j->ids[r] >= m->shape.vocab_size;
+    if (wrong) return BAD_CALL;
+    j->rows = (int)total;
+    if (!make_room(m, j->rows > j->count ? j->rows : j->count)) return NO_MEMORY;
+    for (int i = 0, row = 0; i < j->count; i++) {
+        stream *s = j->streams[i];
+        const int grown = is_source ? grow(s, &s->cross, s->source + j->counts[i]) && grow(s, &s->context, s->source + j->counts[i])
+                                    : grow(s, &s->text, s->rows + j->counts[i]);
+        if (!grown) return NO_MEMORY;
+        j->first[i] = row;
+        for (int r = 0; r < j->counts[i]; r++) m->stream_of[row++] = i;
+    }
+    return DONE;
+}
+
+static int run(job *j, int is_source) {
+    if (!(j->first = calloc(j->count > 0 ? j->count : 1, sizeof *j->first))) return NO_MEMORY;
+    pthread_mutex_lock(&j->m->turn);
+    const int error = admit(j, is_source);
+    if (!error) {
+        pool_run(j->m->threads, is_source ? read_work : rows_work, j);
+        for (int i = 0; i < j->count; i++) *(is_source ? &j->streams[i]->source : &j->streams[i]->rows) += j->counts[i];
+    }
+    pthread_mutex_unlock(&j->m->turn);
+    free(j->first);
+    return error;
+}
+
+int zendaya_read(model *m, int count, stream *const *streams, const int32_t *tokens, const float *source) {
+    job j = {.m = m, .count = count, .streams = streams, .counts = tokens, .source = source};
+    return run(&j, 1);
+}
+
+int zendaya_rows(
+    model *m, int count, stream *const *streams, const int32_t *rows, const int32_t *ids, const int32_t *horizons, float *logits, float *gaze) {
+    job j = {.m = m, .count = count, .streams = streams, .counts = rows, .ids = ids, .horizons = horizons, .logits = logits,
+             .gaze = count == 1 ? gaze : NULL};
+    return run(&j, 0);
+}

@@ -1,0 +1,73 @@
+/* What a processor must be able to do for the engine, and the forms its numbers are kept in.
+
+   A matrix of `outputs` rows and `inputs` columns is packed in panels of PANEL outputs. In float32 a panel is [inputs][PANEL]; in int8
+   it is [inputs / 4][PANEL][4] of bytes w + 128, which is the form that VNNI multiplies by signed activations.
+
+   Every output is summed over its inputs in one order, whatever the number of rows beside it: a row's bits never depend on its
+   neighbours. */
+
+#ifndef ZENDAYA_KERNELS_H
+#define ZENDAYA_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { PANEL = 16 };
+
+static inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+typedef struct {
+    int outputs, inputs, panels, groups; /* groups of four inputs */
+    float *bias;                         /* [panels * PANEL] */
+    float *scale;                        /* int8: of each output */
+    float *f32;                          /* one of the two */
+    uint8_t *u8;
+} matrix;
+
+/* Rows that go into a product: floats, or bytes with the scale and the sum of each row. */
+typedef struct {
+    int rows;
+    size_t stride; /* of f32, in floats */
+    const float *f32;
+    size_t stride_i8;
+    int8_t *i8;
+    float *scale;
+    int32_t *sum;
+} input;
+
+typedef enum { STORE, ADD, GELU, RELU } finish;
+
+/* Where a product goes: stored, added to what is there, or stored through an activation. A row whose `silent` flag is up is not added. */
+typedef struct {
+    finish how;
+    float *to;
+    size_t stride;
+    const uint8_t *silent;
+} output;
+
+typedef struct {
+    const char *name;
+    /* Outputs of panels first … last - 1, for all rows. */
+    void (*multiply)(const matrix *m, const input *in, const output *out, int first, int last);
+    /* y = norm(x) where a weight is given, else x; x is read to `n`, y written to `n` rounded up to PANEL. May be in place. */
+    void (*normalise)(const float *x, const float *weight, const float *bias, float *y, int n);
+    /* Signed bytes of a row, its scale and sum; a row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */
+    void (*quantise)(const float *x, int n, size_t padded, int8_t *y, float *scale, int32_t *sum);
+    /* Attention of one query over `length` positions; keys in panels of PANEL positions, [width][PANEL], values [position][padded width].
+       `scores` has room for `length` rounded up to PANEL and keeps the weights. Nothing at or beyond `length` reaches `out`. */
+    void (*attend)(const float *q, const void *keys, const void *values, int half, int length, int width, float *scores, float *out);
+} kernels;
+
+extern const kernels portable_kernels;
+#if defined(__x86_64__)
+extern const kernels avx2_kernels, avx512_kernels, vnni_kernels;
+#endif
+
+/* bfloat16: the upper half of a float, rounded to even; a NaN stays one. */
+static inline uint16_t to_half(float x) {
+    union { float f; uint32_t u; } v = {x};
+    if ((v.u & 0x7fffffff) > 0x7f800000) return (uint16_t)(v.u >> 16 | 0x40);
+    return (uint16_t)((v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
+}
+
+#endif

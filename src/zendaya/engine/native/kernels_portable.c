@@ -1,0 +1,5 @@
+/* The kernels in plain C, for any processor. */
+
+#define KERNELS portable_kernels
+#define NAME "portable"
+#include "kernels.inc"
