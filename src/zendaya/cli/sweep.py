@@ -176,7 +176,7 @@ def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: 
         typer.echo(json.dumps({"grid": grid.name, "runs": [_facts(one) for one in found]}))
         return
     table = Printed(box=None, pad_edge=False)
-    for name in ("run", "recipe", "schedule", "seed", "decoded", "steps ≤", "tokens ≤", "PFLOP ≤", "train h ≤", "decode h ≤"):
+    for name in ("run", "recipe", "schedule", "seed", "decoded", "steps", "tokens", "PFLOP", "train h", "decode h"):
         table.add_column(name, justify="left" if name in ("recipe", "schedule", "decoded") else "right", no_wrap=True)
     for number, one in enumerate(found, start=1):
         table.add_row(str(number), *_cells(one))
@@ -195,7 +195,9 @@ def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: 
         console.print(f"rate of {name}: {rate.tokens_per_s:,.0f} tokens/s, {rate.where}")
     for where in dict.fromkeys(f"{arm.recipe.corpus}: {arm.sizes.where}" for arm in grid.arms if arm.sizes is not None):
         console.print(f"size of {where}")
-    console.print("≤: every epoch of the recipe; early stopping may end a run sooner. FLOPs are matrix products, padding not counted.")
+    console.print(
+        "Estimates, for every epoch; early stopping may end a run sooner. Tokens and FLOPs (matrix products) are without padding."
+    )
 
 
 def _facts(one: Estimate) -> dict[str, object]:
@@ -227,7 +229,7 @@ def _total(words: str, found: list[Estimate]) -> str:
     train, decode = sum(one.train_h or 0.0 for one in known), sum(one.decode_h or 0.0 for one in known)
     hours = f", {train:,.1f} h of training" if train else ""
     hours += f" and {decode:,.1f} h of decoding" if decode else ""
-    return f"{words}: at most {tokens:,} tokens, {flops / 1e15:,.1f} PFLOP{hours}"
+    return f"{words}: about {tokens:,} tokens, {flops / 1e15:,.1f} PFLOP{hours}"
 
 
 # Its report.
