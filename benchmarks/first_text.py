@@ -1,6 +1,6 @@
 """How long the shipped speech model computes from the arrival of a block of sound to the first text it licenses: batch 1, one thread.
 
-python benchmarks/first_text.py [RECORDING …] [--gamma 0.5] [--cut fixed] [--clock wall] [--json]
+python benchmarks/first_text.py [RECORDING …] [--gamma 0.5] [--cut fixed] [--clock wall] [--engine native] [--json]
 
 Each block's last samples arrive; the encoder makes its tokens, and the session writes. The first text of a block is what is measured, of
 all blocks that license any, after a warm-up of `--warm-up` blocks. Without a recording, the demo's is used, over and over for `--minutes`.
@@ -24,6 +24,7 @@ import torch
 
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
 from zendaya.encoders.pauses import PauseWindows
+from zendaya.engine import engine_for, missing
 from zendaya.pretrained import load_adapted
 from zendaya.schedule import PowerLaw
 
@@ -54,7 +55,8 @@ def chunks(recordings: list[str], minutes: float) -> Iterator[np.ndarray]:
 def measure(options: argparse.Namespace) -> list[First]:
     """The first texts of a stream."""
     speech = load_adapted(options.model)
-    session = speech.model.open(PowerLaw(options.gamma))
+    engine = engine_for(speech.model, options.engine, precision=options.precision, threads=None if options.engine == "torch" else 1)
+    session = speech.model.open(PowerLaw(options.gamma), engine=engine)
     pauses = PauseWindows(session.window, speech.encoder.traits.tokens_per_s) if options.cut == "pauses" else None
     now = time.perf_counter if options.clock == "wall" else time.process_time
     state, found, blocks, window = speech.encoder.start(), list[First](), 0, -1
@@ -95,6 +97,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cut", choices=["fixed", "pauses"], default="fixed")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--engine", choices=["torch", "native"], default="native" if missing() is None else "torch")
+    parser.add_argument("--precision", choices=["float32", "int8"], default="float32", help="of the decoder's weights")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -109,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps({"gamma": options.gamma, "cut": options.cut, "clock": options.clock, "blocks": len(found), "ms_10_50_90": record}))
         return
     head = f"first text after a licensed block, γ = {options.gamma}, windows {options.cut}"
-    print(f"{head}: {len(found)} blocks, one thread, {options.clock} time")
+    print(f"{head}: {len(found)} blocks, one thread, {options.clock} time; engine {options.engine}, {options.precision}")
     for name, (low, median, high) in record.items():
         print(f"  {name:8} median {median:6.1f} ms   (10 % {low:6.1f}, 90 % {high:6.1f})")
     print(f"  in a new window ({len(new)} blocks) the total is {np.median(new):.1f} ms at the median" if new else "")

@@ -191,6 +191,7 @@ def _bytes(source: str) -> str | BinaryIO:
 def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, Any], bool]:
     """The session, its encoder, and whether that one hears."""
     from zendaya.encoders.whisper_stream import WhisperBlocks
+    from zendaya.engine import engine_for
     from zendaya.pretrained import load_live
     from zendaya.stream import Pace
 
@@ -204,6 +205,7 @@ def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, A
         window=None if settings.window_s is None else round(settings.window_s * traits.tokens_per_s),
         steps=model.config.max_steps if model.length is None and getattr(settings.schedule, "needs_length", False) else None,
         patience_s=settings.patience_s, pace=Pace(traits.tokens_per_s, block), clock=clock if settings.live else None,
+        engine=engine_for(model),
     )  # fmt: skip
     return session, encoder, isinstance(encoder, WhisperBlocks)
 
