@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -96,6 +97,13 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def _set_up(database: sqlite3.Connection) -> None:
+    database.execute(_create("results", Row, "cell, metric"))
+    database.execute(_create("cells", Record, "cell"))
+    database.execute(f"PRAGMA application_id = {APPLICATION}")
+    database.execute(f"PRAGMA user_version = {VERSION}")
+
+
 class Table:
     """The results of a folder; several processes may read and write it at a time, each write whole or not at all."""
 
@@ -106,6 +114,8 @@ class Table:
             raise ZendayaError(f"{self.path}: no such file; expected the folder of a sweep (zendaya sweep GRID --out FOLDER)")
         if create:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self._make()
         with self._open() as database:
             application, version, tables = (
                 database.execute(query).fetchone()[0]
@@ -114,10 +124,7 @@ class Table:
             if create and tables == 0 and version == 0 and application in (0, APPLICATION):
                 database.execute("BEGIN IMMEDIATE")
                 if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:  # no other process was first
-                    database.execute(_create("results", Row, "cell, metric"))
-                    database.execute(_create("cells", Record, "cell"))
-                    database.execute(f"PRAGMA application_id = {APPLICATION}")
-                    database.execute(f"PRAGMA user_version = {VERSION}")
+                    _set_up(database)
                 database.execute("COMMIT")
                 application, version = APPLICATION, VERSION
             if application != APPLICATION:
@@ -128,6 +135,17 @@ class Table:
                 raise ZendayaError(
                     f"{self.path}: results of version {version}: this zendaya reads version {VERSION}; use the one that wrote it"
                 )
+
+    def _make(self) -> None:
+        """An empty table, there as a whole at once: whoever looks while it is made sees none."""
+        made = self.folder / f".{RESULTS}.{os.getpid()}"
+        try:
+            with contextlib.closing(sqlite3.connect(made, isolation_level=None)) as database:
+                _set_up(database)
+            os.replace(made, self.path)
+        except (sqlite3.DatabaseError, OSError) as error:
+            made.unlink(missing_ok=True)
+            raise ZendayaError(f"{self.path}: not a table of results, damaged, or not writable ({error}); give another folder") from None
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
