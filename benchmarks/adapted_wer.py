@@ -1,7 +1,7 @@
 """Word errors of adapted Whisper on LibriSpeech: whole utterances at γ = 0 beside the unadapted model, and live under the dial.
 
 python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|tokens|blocks|whole|live] [--every 1]
-                                 [--gammas 0.5,1] [--cuts fixed,0.5] [--precision auto]
+                                 [--gammas 0.5,1] [--cuts fixed,0.5] [--precision auto] [--engine torch]
 
 FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
 `baseline`: unadapted Whisper, `full` features, whole utterances, with silence up to 30 s; `tokens`: without it.
@@ -34,6 +34,7 @@ from zendaya.encoders.media import SAMPLE_RATE, read_audio
 from zendaya.encoders.pauses import PauseWindows
 from zendaya.encoders.whisper import encode_offline, load_encoder, load_weights
 from zendaya.encoders.whisper_stream import WhisperBlocks
+from zendaya.engine import engine_for
 from zendaya.live import at_once, run
 from zendaya.metrics.latency import average_lagging, length_adaptive_average_lagging
 from zendaya.pretrained import load_adapted, whisper_decoder
@@ -114,7 +115,8 @@ def begin(options: argparse.Namespace) -> None:
             _worker["encoder"] = WhisperBlocks(_worker["encoder"], "tiny.en", block_s=options.block_s)
     else:
         adapted = load_adapted(options.adapter, precision=options.precision)
-        _worker.update(encoder=adapted.encoder, model=adapted.model)
+        engine = engine_for(adapted.model, options.engine, threads=None if options.engine == "torch" else 1)
+        _worker.update(encoder=adapted.encoder, model=adapted.model, engine=engine)
 
 
 def decode_one(clips: list[Clip]) -> dict[str, Heard]:
@@ -136,11 +138,13 @@ def decode_one(clips: list[Clip]) -> dict[str, Heard]:
     tokens = encode(_worker["encoder"], [samples_S])
     per_s = _worker["encoder"].traits.tokens_per_s
     if options.part in ("whole", "blocks"):
-        found["gamma=0.0, whole utterances"] = listen(model.open(PowerLaw(0.0), window=1500), tokens, length_s, per_s)
+        found["gamma=0.0, whole utterances"] = listen(
+            model.open(PowerLaw(0.0), window=1500, engine=_worker.get("engine")), tokens, length_s, per_s
+        )
     else:
         for cut in options.cuts:
             for gamma in options.gammas:
-                session = model.open(PowerLaw(gamma), window=options.window)
+                session = model.open(PowerLaw(gamma), window=options.window, engine=_worker["engine"])
                 if cut == "fixed":
                     found[f"gamma={gamma}"] = listen(session, tokens, length_s, per_s)
                 else:
@@ -202,6 +206,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--adapter", default="tiny.en-dial")
     parser.add_argument("--precision", default="auto", help="of the adapted encoder's products: auto, float32 or bfloat16")
+    parser.add_argument("--engine", choices=["torch", "native"], default="torch", help="what decodes the adapted model")
     parser.add_argument("--split", default="test")
     parser.add_argument("--part", choices=["baseline", "tokens", "blocks", "whole", "live"], default="whole")
     parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
@@ -234,7 +239,7 @@ def report(options: argparse.Namespace, digest: str, jobs: list[list[Clip]], res
     print(f"LibriSpeech {options.split}, data sha256:{digest[:16]}, {len(jobs)} recordings, {hours:.2f} h; part {options.part}")
     if options.part in ("whole", "live"):
         adapted, window = load_adapted(options.adapter, precision=options.precision), options.window if options.part == "live" else 1500
-        print(f"adapter sha256:{adapted.digest[:16]}, {adapted.encoder.traits.name}; window {window}")
+        print(f"adapter sha256:{adapted.digest[:16]}, {adapted.encoder.traits.name}; window {window}; engine {options.engine}")
     references = [normal(" ".join(clip.references[0] for clip in job)) for job in jobs]
     times = _said(Path(options.folder), jobs) if options.part == "live" else None
     for setting in results[0]:

@@ -1,6 +1,6 @@
 """A long stream: memory, compute lag and bookkeeping of a live session over hours of real speech, as fast as the machine goes.
 
-python benchmarks/long_stream.py FOLDER [--hours 2] [--gamma 0.5]
+python benchmarks/long_stream.py FOLDER [--hours 2] [--gamma 0.5] [--engine native]
 
 FOLDER holds LibriSpeech as `zendaya corpora` reads it; the recordings of its test split are played one after another, again and again,
 through the shipped model in blocks. Compute lag: from a block's last sample being handed over to the last event it allows, the encoder's
@@ -26,6 +26,7 @@ import torch
 from zendaya.corpora import read
 from zendaya.encoders import Samples
 from zendaya.encoders.media import SAMPLE_RATE, read_audio
+from zendaya.engine import engine_for, missing
 from zendaya.pretrained import load_adapted
 from zendaya.records import Event
 from zendaya.schedule import PowerLaw
@@ -67,11 +68,13 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--gamma", type=float, default=0.5)
     parser.add_argument("--patience", type=float, default=2.0)
+    parser.add_argument("--engine", choices=["torch", "native"], default="native" if missing() is None else "torch")
     options = parser.parse_args()
     torch.set_num_threads(1)
     adapted = load_adapted()
     encoder, per_s = adapted.encoder, adapted.encoder.traits.tokens_per_s
-    session = adapted.model.open(PowerLaw(options.gamma), patience_s=options.patience, pace=Pace(per_s, encoder.block))
+    engine = engine_for(adapted.model, options.engine, threads=None if options.engine == "torch" else 1)
+    session = adapted.model.open(PowerLaw(options.gamma), patience_s=options.patience, pace=Pace(per_s, encoder.block), engine=engine)
     state = encoder.start()
     said = list[str]()
     digest, chunks = speech(options.folder, said)
@@ -140,7 +143,9 @@ def report(
     options: argparse.Namespace, digest: str, adapter: str, readings: Points, lags_ms: Points, works_ms: Points, speed: float
 ) -> None:  # fmt: skip
     """Print the slopes of memory and compute lag, and the lag over time."""
-    print(f"LibriSpeech test looped, data sha256:{digest[:16]}, adapter sha256:{adapter[:16]}, gamma={options.gamma}, {options.hours:g} h")
+    print(
+        f"LibriSpeech test looped, data sha256:{digest[:16]}, adapter sha256:{adapter[:16]}, gamma={options.gamma}, engine {options.engine}, {options.hours:g} h"
+    )
     print(f"{speed:.1f}x real time on one thread")
     for name, points, unit in (("memory", readings, "MB"), ("compute lag", lags_ms, "ms"), ("compute lag, CPU time", works_ms, "ms")):
         at_s, values = np.array(points).T
