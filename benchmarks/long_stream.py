@@ -143,10 +143,8 @@ def report(
     options: argparse.Namespace, digest: str, adapter: str, readings: Points, lags_ms: Points, works_ms: Points, speed: float
 ) -> None:  # fmt: skip
     """Print the slopes of memory and compute lag, and the lag over time."""
-    print(
-        f"LibriSpeech test looped, data sha256:{digest[:16]}, adapter sha256:{adapter[:16]}, gamma={options.gamma}, engine {options.engine}, {options.hours:g} h"
-    )
-    print(f"{speed:.1f}x real time on one thread")
+    print(f"LibriSpeech test looped, data sha256:{digest[:16]}, adapter sha256:{adapter[:16]}, gamma={options.gamma}, {options.hours:g} h")
+    print(f"{speed:.1f}x real time on one thread, engine {options.engine}")
     for name, points, unit in (("memory", readings, "MB"), ("compute lag", lags_ms, "ms"), ("compute lag, CPU time", works_ms, "ms")):
         at_s, values = np.array(points).T
         kept = at_s >= min(WARM_UP_S, at_s[-1] / 4)
