@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sqlite3
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
@@ -138,14 +139,16 @@ class Table:
 
     def _make(self) -> None:
         """An empty table, there as a whole at once: whoever looks while it is made sees none."""
-        made = self.folder / f".{RESULTS}.{os.getpid()}"
+        made = self.folder / f".{RESULTS}.{uuid.uuid4().hex}"
         try:
             with contextlib.closing(sqlite3.connect(made, isolation_level=None)) as database:
                 _set_up(database)
-            os.replace(made, self.path)
+            with contextlib.suppress(OSError):  # another writer was first, or there are no links here: it is then made in place
+                os.link(made, self.path)
         except (sqlite3.DatabaseError, OSError) as error:
-            made.unlink(missing_ok=True)
             raise ZendayaError(f"{self.path}: not a table of results, damaged, or not writable ({error}); give another folder") from None
+        finally:
+            made.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
