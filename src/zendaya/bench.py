@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -75,8 +76,10 @@ class Figures:
         return first, third
 
 
-def in_turns(contenders: dict[str, Decode], *, long: int, short: int, rounds: int) -> dict[str, Figures]:
-    """Seconds a step of each contender, who take turns round by round; one decode of each before does not count."""
+def in_turns(
+    contenders: dict[str, Decode], *, long: int, short: int, rounds: int, also: Callable[[], object] = lambda: None
+) -> dict[str, Figures]:
+    """Seconds a step of each contender, who take turns round by round, `also` the last; one decode of each before does not count."""
     figures = {name: Figures() for name in contenders}
     for number in range(rounds + 1):
         for name, decode in contenders.items():
@@ -88,6 +91,8 @@ def in_turns(contenders: dict[str, Decode], *, long: int, short: int, rounds: in
             seconds = (whole - (between - started)) / (long - short)
             if number:  # where noise is more than the difference, what the whole took a step is at least not too little
                 figures[name].values.append(seconds if seconds > 0 else whole / long)
+        if number:
+            also()
     return figures
 
 
@@ -117,7 +122,7 @@ def ours(plan: Plan, decoder: Decoder, batch: int) -> dict[str, Decode]:
     return {name: greedy(engine, source_BTE) for name, engine in engines.items()}
 
 
-def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
+def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int, figures: Figures) -> None:
     """Tokens a second of `count` streams, each at its own step, horizon, length and γ; who comes to its end makes room for a new one."""
     rng = np.random.default_rng(plan.seed)
     waiting = torch.randn(2 * count, plan.source, engine.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
@@ -145,7 +150,7 @@ def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
         caches = [cache for cache, _, _ in streams]
         engine.read_many(caches, [source_TE[cache.num_source : h] for (cache, _, source_TE), h in zip(streams, now, strict=True)])
         ids = engine.rows(caches, [[i] for i in ids], now).argmax(-1).tolist()
-    return count * rounds / (time.perf_counter() - started)
+    figures.values.append(count * rounds / (time.perf_counter() - started))
 
 
 def by_gamma(plan: Plan, precision: Precision) -> dict[int, dict[float, tuple[float, float]]]:
@@ -269,7 +274,9 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
     say(f"memory reads {bandwidth / 1e9:.1f} GB/s")
     for batch in (1, *plan.streams):
         contenders = {**ours(plan, decoder, batch), **(peers(plan, batch) if peers else {})}
-        figures = in_turns(contenders, long=plan.steps, short=5, rounds=plan.rounds)
+        engine, rates = NativeEngine(decoder, precision="int8", threads=plan.threads), Figures()
+        also = partial(ragged, plan, engine, batch, 60, rates)
+        figures = in_turns(contenders, long=plan.steps, short=5, rounds=plan.rounds, also=also)
         say(f"\n{batch} equal stream{'s' if batch > 1 else ''}, every step reads the whole source:")
         best = figures["zendaya int8"].median
         table = {}
@@ -287,8 +294,6 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
                 result[f"roofline {precision}"] = {"mb_a_token": touched / 1e6, "share": share}
                 say(f"  {precision}: {touched / 1e6:.1f} MB a token, {100 * share:.0f} % of what the memory reads")
         else:
-            engine = NativeEngine(decoder, precision="int8", threads=plan.threads)
-            rates = Figures([ragged(plan, engine, batch, 60) for _ in range(plan.rounds)])
             result[f"ragged {batch}"] = {"tokens_per_s": rates.median, "spread": list(rates.spread)}
             say(f"  {'zendaya int8, ragged':24} {rates.median:38.0f} tokens/s")
     if plan.sources:

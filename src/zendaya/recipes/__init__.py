@@ -60,6 +60,16 @@ def librispeech() -> TrainConfig:
     )  # fmt: skip
 
 
+def librispeech_long30() -> TrainConfig:
+    """LibriSpeech joined to about 30 s, at 5 tokens a second and written in short pieces: more text than source, as in the paper."""
+    config, shape = librispeech(), {"dim": 192, "layers": 2, "source_dim": 384, "dropout": 0.1, "source_layers": 2}
+    return dataclasses.replace(
+        config, name="librispeech-long30", corpus="librispeech-long30", encoder="whisper:tiny.en,block_s=1,pool=10",
+        model=_small(**shape, window=180, max_steps=280, vocab_size=500), vocab_size=500, alignment_slots=3,
+        loop=dataclasses.replace(config.loop, epochs=12),
+    )  # fmt: skip
+
+
 def multi30k() -> TrainConfig:
     """Multi30k English to German, BPE on both sides, the source read by causal layers of its own, small."""
     model = _small(
@@ -89,6 +99,7 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
     "msvd": msvd,
     "librispeech": librispeech,
     "librispeech-inf": lambda: inf(librispeech()),
+    "librispeech-long30": librispeech_long30,
     "multi30k": multi30k,
     "adapt-tiny.en": adapt_tiny_en,
 }

@@ -58,6 +58,8 @@ class TrainConfig:
     source_noise: float = 0.0
     alignment: float | None = None
     """Weight of the losses that align source and text (alignment.py); None: none."""
+    alignment_slots: int = 1
+    """How many tokens may be said at a source token."""
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class TrainConfig:
             raise ConfigError(f"recipe {self.name}: form is fix or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
         if self.alignment is not None and not 0 < self.alignment < float("inf"):
             raise ConfigError(f"recipe {self.name}: alignment is a weight above 0, or None: got {self.alignment!r}")
+        if self.alignment_slots < 1:
+            raise ConfigError(f"recipe {self.name}: alignment_slots is a whole number above 0: got {self.alignment_slots!r}")
         # What form and schedule determine is derived: wait-k predicts no length, so it has no head (Sec. 5.1).
         length = "none" if isinstance(self.schedule, WaitK) else self.form
         object.__setattr__(self, "model", dataclasses.replace(self.model, length=length, history=self.form == "inf"))
@@ -125,7 +129,7 @@ def train(
         TaskConfig(
             schedule=schedule, stride=stride, scale=config.model.window if config.scale == "window" else None,
             length_weight=config.length_weight, label_smoothing=config.label_smoothing, source_noise=config.source_noise,
-            alignment=config.alignment,
+            alignment=config.alignment, alignment_slots=config.alignment_slots,
         ),
     )  # fmt: skip
     return run(task, config.loop, folder, resume=resume, report=report)
