@@ -263,6 +263,11 @@ class Session:
         return marks
 
     @property
+    def stirred(self) -> bool:
+        """Whether anything has happened that a session which had to wait has not looked at yet."""
+        return bool(self._queue or self._marks)
+
+    @property
     def cache(self) -> Any:
         """The engine's state of this stream."""
         return self._cache
@@ -440,7 +445,7 @@ class Session:
         if unread_TE.shape[0]:
             self.engine.read(self._cache, unread_TE[None])
         logits_1V = self.engine.prefill(self._cache, self._ids([ids]), horizon, gaze=gaze)
-        self.computed(len(ids), horizon, finite=bool(torch.isfinite(logits_1V).all()))
+        self.computed(len(ids), horizon, finite=all(finite(logits_1V)))
         return logits_1V[0]
 
     def unread(self, horizon: int) -> Tensor:
@@ -462,11 +467,14 @@ class Session:
     def _choose(self, logits_V: Tensor, step: int) -> int:
         """Greedy choice among the tokens that may be written; where the end is a pause too, it must be likelier than all words together."""
         framing = self.model.config.framing
-        banned = [*framing.suppress, *framing.suppress_first] if step == 1 else [*framing.suppress]
+        banned = {*framing.suppress, *framing.suppress_first} if step == 1 else {*framing.suppress}
         if self.model.config.loop_tokens:
-            banned += going_round(self._written, self.model.config.loop_tokens)
+            banned |= {*going_round(self._written, self.model.config.loop_tokens)}
+        best = int(logits_V.argmax())
+        if best not in banned and not (self.model.config.pauses and best == framing.end):
+            return best
         logits_V = logits_V.clone()
-        logits_V[banned] = -torch.inf
+        logits_V[list(banned)] = -torch.inf
         if self.model.config.pauses and float(logits_V.softmax(-1)[framing.end]) < 0.5:
             logits_V[framing.end] = -torch.inf
         return int(logits_V.argmax())
@@ -494,6 +502,12 @@ class Session:
         self._window_index += 1
         self._begin_window()
         return True
+
+
+def finite(logits_SV: Tensor) -> list[bool]:
+    """Whether all logits of each stream are finite: where their sum is, they are, and it is cheaper to tell."""
+    found = logits_SV.sum(-1).isfinite().tolist()
+    return found if all(found) else logits_SV.isfinite().all(-1).tolist()
 
 
 LONGEST_PHRASE = 12
