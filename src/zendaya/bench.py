@@ -1,4 +1,4 @@
-"""How fast the engine decodes: one stream, many, by the dial, live; beside the memory's speed and, if wanted, beside its peers.
+"""How fast it is: decoding one stream, many, by the dial, live, beside the memory's speed and, if wanted, its peers; training; encoding.
 
 Contenders take turns within one run, so that a busy machine slows all of them; a result is the median of its rounds, with the spread
 from the first to the third quartile. A token's time is that of a long decode less that of a short one, over the steps between: what
@@ -7,10 +7,11 @@ happens once a decode (an encoder, a prompt, the set-up of a call) is nobody's a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, quantiles
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from zendaya.decoder import Decoder
+from zendaya.encoders.whisper_stream import SAMPLE_RATE, load_whisper
 from zendaya.engine import Engine, NativeEngine, Precision, describe
 from zendaya.engine.backend import NativeCache
 from zendaya.errors import ConfigError
@@ -45,6 +47,10 @@ class Plan:
     live_s: float = 20.0
     gammas: tuple[float, ...] = (0.0, 0.3, 1.0)
     sources: tuple[int, ...] = (100, 500, 1500)
+    training_tokens: int = 8192
+    """Source tokens and text rows of a training batch; 0: training is not measured."""
+    encoder_s: float = 60.0
+    """Seconds of sound to encode; 0: the encoder is not measured."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,6 +60,8 @@ class Plan:
                 f"{self.preset} has windows of 1 … {limits.window} source tokens and 8 … {limits.max_steps} steps: "
                 f"got {self.source} and {self.steps}"
             )
+        if min(self.training_tokens, self.encoder_s) < 0:
+            raise ConfigError(f"training_tokens and encoder_s are at least 0: got {self.training_tokens} and {self.encoder_s}")
         if min(self.rounds, self.threads, *self.streams, *self.live) < 1:
             raise ConfigError(f"rounds, threads and streams are at least 1: got {self.rounds}, {self.threads}, {self.streams}, {self.live}")
 
@@ -232,14 +240,56 @@ def live_model(plan: Plan) -> Model:
     return Model.from_preset(plan.preset, seed=plan.seed, framing=framing)
 
 
-def read_bandwidth(threads: int) -> float:
-    """Bytes a second that the memory gives: the best of some sums over a quarter of a gigabyte."""
-    data, before = torch.ones(1 << 26), torch.get_num_threads()
-    torch.set_num_threads(threads)
+def training(plan: Plan) -> Figures:
+    """Text tokens a second that training takes, forward to optimiser step: a batch of full windows a round."""
+    config = preset(plan.preset)
+    model, generator = Model.from_preset(plan.preset, seed=plan.seed).train(), torch.Generator().manual_seed(plan.seed)
+    shape, steps = config.decoder, plan.steps
+    count = max(1, plan.training_tokens // (plan.source + steps))
+    sources = [torch.randn(plan.source, shape.source_dim, generator=generator) for _ in range(count)]
+    texts = [torch.randint(4, shape.vocab_size, (steps - 1,), generator=generator).tolist() for _ in range(count)]
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        (model.loss(model.batch(sources, texts, PowerLaw(0.3))) / (count * steps)).backward()
+        optimiser.step()
+
+    with _threads(plan.threads):
+        step()
+        return Figures([count * steps / _seconds(step) for _ in range(plan.rounds)])
+
+
+def encoding(plan: Plan) -> Figures:
+    """How many times faster than it sounds Whisper tiny.en encodes a stream in blocks of a second, pushed a tenth at a time."""
+    encoder = load_whisper("tiny.en", mode="block", block_s=1.0)
+    noise = np.random.default_rng(plan.seed).standard_normal(round(plan.encoder_s * SAMPLE_RATE)).astype(np.float32) * 0.05
+
+    def encode() -> None:
+        state = encoder.start()
+        for first in range(0, len(noise), SAMPLE_RATE // 10):
+            encoder.read(state, noise[first : first + SAMPLE_RATE // 10])
+        encoder.finish(state)
+
+    with _threads(plan.threads):
+        return Figures([plan.encoder_s / _seconds(encode) for _ in range(plan.rounds)])
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
-        best = min(_seconds(data.sum) for _ in range(8))
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes a second that the memory gives: the best of some sums over a quarter of a gigabyte."""
+    data = torch.ones(1 << 26)
+    with _threads(threads):
+        best = min(_seconds(data.sum) for _ in range(8))
     return data.numel() * 4 / best
 
 
@@ -313,6 +363,14 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
                 f"lag {outcome.lag_ms_50:.0f} ms (median), "
                 f"{outcome.lag_ms_95:.0f} ms (95 %), computing {100 * outcome.busy:.0f} % of the time"
             )
+    for name, measured, unit in (
+        ("training", training(plan) if plan.training_tokens else None, "text tokens/s"),
+        ("encoding", encoding(plan) if plan.encoder_s else None, "times as fast as it sounds"),
+    ):
+        if measured is not None:
+            low, high = measured.spread
+            result[name] = {"median": measured.median, "spread": [low, high], "unit": unit}
+            say(f"\n{name}: {measured.median:.0f} {unit} ({low:.0f}–{high:.0f})")
     return result
 
 
