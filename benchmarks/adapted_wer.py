@@ -115,7 +115,11 @@ def begin(options: argparse.Namespace) -> None:
             _worker["encoder"] = WhisperBlocks(_worker["encoder"], "tiny.en", block_s=options.block_s)
     else:
         adapted = load_adapted(options.adapter, precision=options.precision)
-        engine = engine_for(adapted.model, options.engine, threads=None if options.engine == "torch" else 1)
+        native = options.engine != "torch"
+        engine = engine_for(
+            adapted.model, "native" if native else "torch", precision="int8" if options.engine == "int8" else "float32",
+            threads=1 if native else None,
+        )  # fmt: skip
         _worker.update(encoder=adapted.encoder, model=adapted.model, engine=engine)
 
 
@@ -206,7 +210,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--adapter", default="tiny.en-dial")
     parser.add_argument("--precision", default="auto", help="of the adapted encoder's products: auto, float32 or bfloat16")
-    parser.add_argument("--engine", choices=["torch", "native"], default="torch", help="what decodes the adapted model")
+    parser.add_argument("--engine", choices=["torch", "native", "int8"], default="torch", help="what decodes the adapted model")
     parser.add_argument("--split", default="test")
     parser.add_argument("--part", choices=["baseline", "tokens", "blocks", "whole", "live"], default="whole")
     parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
