@@ -195,7 +195,7 @@ def one_line(scores: Scores, signature: Mapping[str, Any]) -> str:
     return (
         f"zendaya:{known('version')}|{scores.schedule}|scale:{scores.scale}{width}{history}|tok:{tokens}|seed:{known('seed')}"
         f"|model:{known('checkpoint_sha256', 8)}|data:{known('corpus')},{known('split')},{known('data_sha256', 8)}|clips:{scores.num_clips}"
-        f"|clock:{known('clock')}"
+        f"|engine:{known('engine')}|clock:{known('clock')}"
     )
 
 
