@@ -117,8 +117,12 @@ class Scheduler:
     def _compute(self, wanting: list[tuple[Session, Work, Wanted]], now: Round) -> None:
         """Read the source that the wanted rows may read, then the rows of all, and give each session its logits."""
         caches = [session.cache for session, _, _ in wanting]
-        self.engine.read_many(caches, [session.unread(wanted.horizon) for session, _, wanted in wanting])
-        logits_SV = self.engine.rows(caches, [wanted.ids for _, _, wanted in wanting], [wanted.horizon for _, _, wanted in wanting])
+        try:
+            self.engine.read_many(caches, [session.unread(wanted.horizon) for session, _, wanted in wanting])
+            logits_SV = self.engine.rows(caches, [wanted.ids for _, _, wanted in wanting], [wanted.horizon for _, _, wanted in wanting])
+        except BaseException:  # say there was no memory: they have lost nothing, and want the same in the next round
+            self._sessions.extendleft(session for session, _, _ in reversed(wanting))
+            raise
         for (session, work, wanted), logits_V, is_finite in zip(wanting, logits_SV, finite(logits_SV), strict=True):
             self._go(session, now, partial(_answer, session, work, wanted, logits_V, is_finite))
             work.close()  # what it wants next it says again in the next round: the dial may have been turned meanwhile

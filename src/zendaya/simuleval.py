@@ -221,7 +221,11 @@ class Writer:
     def finish(self) -> str:
         """The source has ended: the rest of the words."""
         rest = self._push(self.encoder.finish(self._state))
-        return " ".join(filter(None, [rest, self._text(self._session.finish())]))
+        return self.join([rest, self._text(self._session.finish())])
+
+    def join(self, parts: Iterable[str]) -> str:
+        """What was written in pieces, together: words with spaces between, characters as they are."""
+        return (" " if self.by_word else "").join(filter(None, parts))
 
     def _push(self, tokens: Tokens) -> str:
         return self._text(self._session.push(tokens.values_TE, tokens.arrival_s))
@@ -321,7 +325,7 @@ def _agents() -> dict[str, type]:
             super().push(source_segment, states, upstream_states)  # type: ignore[misc]
             parts = [] if source_segment.is_empty else [self.writer.read(self.raw(source_segment))]
             parts += [self.writer.finish()] if source_segment.finished else []
-            self.text, self.finished = " ".join(filter(None, parts)), source_segment.finished
+            self.text, self.finished = self.writer.join(parts), source_segment.finished
 
         def raw(self, segment: Any) -> Any:
             raise NotImplementedError

@@ -209,7 +209,7 @@ def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, A
     session = model.open(
         settings.schedule,
         window=None if settings.window_s is None else round(settings.window_s * traits.tokens_per_s),
-        steps=model.config.max_steps if model.length is None and getattr(settings.schedule, "needs_length", False) else None,
+        steps=model.config.max_steps if model.length is None and isinstance(settings.schedule, Schedule) else None,
         patience_s=settings.patience_s, pace=Pace(traits.tokens_per_s, block), clock=clock if settings.live else None,
         engine=engine_for(model, settings.engine, precision=settings.precision),  # type: ignore[arg-type]
     )  # fmt: skip
