@@ -21,7 +21,9 @@ import numpy as np
 import torch
 
 from zendaya.decoder import Decoder
-from zendaya.encoders.whisper_stream import SAMPLE_RATE, load_whisper
+from zendaya.encoders import Encoder
+from zendaya.encoders.media import SAMPLE_RATE
+from zendaya.encoders.whisper_stream import load_whisper
 from zendaya.engine import Engine, NativeEngine, Precision, describe
 from zendaya.engine.backend import NativeCache
 from zendaya.errors import ConfigError
@@ -252,7 +254,8 @@ def training(plan: Plan) -> Figures:
 
     def step() -> None:
         optimiser.zero_grad()
-        (model.loss(model.batch(sources, texts, PowerLaw(0.3))) / (count * steps)).backward()
+        loss = model.loss(model.batch(sources, texts, PowerLaw(0.3))) / (count * steps)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
     with _threads(plan.threads):
@@ -262,7 +265,7 @@ def training(plan: Plan) -> Figures:
 
 def encoding(plan: Plan) -> Figures:
     """How many times faster than it sounds Whisper tiny.en encodes a stream in blocks of a second, pushed a tenth at a time."""
-    encoder = load_whisper("tiny.en", mode="block", block_s=1.0)
+    encoder: Encoder[Any, Any] = load_whisper("tiny.en", mode="block", block_s=1.0)
     noise = np.random.default_rng(plan.seed).standard_normal(round(plan.encoder_s * SAMPLE_RATE)).astype(np.float32) * 0.05
 
     def encode() -> None:
@@ -363,14 +366,13 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
                 f"lag {outcome.lag_ms_50:.0f} ms (median), "
                 f"{outcome.lag_ms_95:.0f} ms (95 %), computing {100 * outcome.busy:.0f} % of the time"
             )
-    for name, measured, unit in (
-        ("training", training(plan) if plan.training_tokens else None, "text tokens/s"),
-        ("encoding", encoding(plan) if plan.encoder_s else None, "times as fast as it sounds"),
-    ):
-        if measured is not None:
-            low, high = measured.spread
-            result[name] = {"median": measured.median, "spread": [low, high], "unit": unit}
-            say(f"\n{name}: {measured.median:.0f} {unit} ({low:.0f}–{high:.0f})")
+    more = ((training, plan.training_tokens, "text tokens/s"), (encoding, plan.encoder_s, "times as fast as it sounds"))
+    for measure, amount, unit in more:
+        if amount:
+            figure = measure(plan)
+            low, high = figure.spread
+            result[measure.__name__] = {"median": figure.median, "spread": [low, high], "unit": unit}
+            say(f"\n{measure.__name__}: {figure.median:.0f} {unit} ({low:.0f}–{high:.0f})")
     return result
 
 

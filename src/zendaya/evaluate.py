@@ -37,6 +37,7 @@ from zendaya.metrics.results import Unfinished, check_free, scores_record, trace
 from zendaya.metrics.scores import Scores, score
 from zendaya.model import WEIGHTS, Model
 from zendaya.policies import Policy
+from zendaya.pretrained import as_trained
 from zendaya.records import Clip, Event, Scale, Trace
 from zendaya.schedule import PowerLaw, Schedule
 from zendaya.stream import Session
@@ -302,6 +303,7 @@ def evaluate_corpus(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 clip: got {limit}")
+    schedules = [as_trained(one, checkpoint) for one in schedules]
     if not schedules or len({str(one) for one in schedules}) < len(schedules):
         raise ConfigError(f"give at least one schedule, each once: got {', '.join(map(str, schedules)) or 'none'}")
     _check_options(scale, window, workers, timed=computation_aware)

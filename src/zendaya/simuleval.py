@@ -35,7 +35,7 @@ from zendaya.metrics.latency import (
 )
 from zendaya.model import Model
 from zendaya.policies import Policy, parse_policy
-from zendaya.pretrained import load_adapted, load_model
+from zendaya.pretrained import as_trained, load_adapted, load_model
 from zendaya.records import Event, Trace
 from zendaya.schedule import Schedule
 from zendaya.text import Tokenizer
@@ -279,7 +279,7 @@ def _open(spec: str) -> Encoder[Any, Any]:
 def _writer(args: Namespace, encoder: Encoder[Any, Any], model: Model) -> Writer:
     options = {name: getattr(args, name) for name in ("window", "steps", "max_steps")}
     by_word = getattr(args, "eval_latency_unit", "word") == "word"
-    return Writer(encoder, model, parse_policy(args.policy), by_word=by_word, **options)
+    return Writer(encoder, model, as_trained(parse_policy(args.policy), args.model), by_word=by_word, **options)
 
 
 AGENTS = ("SpeechAgent", "TextAgent")

@@ -198,7 +198,7 @@ def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, A
     """The session, its encoder, and whether that one hears."""
     from zendaya.encoders.whisper_stream import WhisperBlocks
     from zendaya.engine import engine_for
-    from zendaya.pretrained import load_live
+    from zendaya.pretrained import as_trained, load_live
     from zendaya.stream import Pace
 
     model, encoder = load_live(settings.model, settings.encoder)
@@ -206,10 +206,15 @@ def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, A
     if not traits.live:
         raise ConfigError(f"{traits.name}: offline only: its tokens read the whole recording; name a live encoder (whisper in block mode)")
     block = max(1, encoder.block // encoder.pool) if isinstance(encoder, WhisperBlocks) else 1
+    schedule = as_trained(settings.schedule, settings.model)
+    if model.config.length == "fix" and getattr(schedule, "needs_length", False):
+        typer.echo(
+            "zendaya: this model's length head reads a whole window first: text comes a window at a time (train its inf form)", err=True
+        )
     session = model.open(
-        settings.schedule,
+        schedule,
         window=None if settings.window_s is None else round(settings.window_s * traits.tokens_per_s),
-        steps=model.config.max_steps if model.length is None and isinstance(settings.schedule, Schedule) else None,
+        steps=model.config.max_steps if model.length is None and isinstance(schedule, Schedule) else None,
         patience_s=settings.patience_s, pace=Pace(traits.tokens_per_s, block), clock=clock if settings.live else None,
         engine=engine_for(model, settings.engine, precision=settings.precision),  # type: ignore[arg-type]
     )  # fmt: skip

@@ -25,7 +25,7 @@ class WindowView:
     """One window's `View`; it counts its decodes that came to nothing."""
 
     def __init__(
-        self, model: Model, cache: EngineCache, written: Sequence[int], run: Run, choose: Callable[[Tensor, int], int], *,
+        self, model: Model, cache: EngineCache, written: Sequence[int], run: Run, choose: Callable[[Tensor, Sequence[int]], int], *,
         max_steps: int, cost: Cost,
     ) -> None:  # fmt: skip
         self.arrived, self.complete = 0, False

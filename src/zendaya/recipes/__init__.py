@@ -62,10 +62,12 @@ def librispeech() -> TrainConfig:
 
 def librispeech_long30() -> TrainConfig:
     """LibriSpeech joined to about 30 s, at 5 tokens a second and written in short pieces: more text than source, as in the paper."""
-    config, shape = librispeech(), {"dim": 192, "layers": 2, "source_dim": 384, "dropout": 0.1, "source_layers": 2}
+    config = librispeech()
     return dataclasses.replace(
         config, name="librispeech-long30", corpus="librispeech-long30", encoder="whisper:tiny.en,block_s=1,pool=10",
-        model=_small(**shape, window=180, max_steps=280, vocab_size=500), vocab_size=500, alignment_slots=3,
+        model=_small(
+            dim=192, layers=2, source_dim=384, window=180, max_steps=280, dropout=0.1, vocab_size=500, source_layers=2
+        ), vocab_size=500, alignment_slots=3,
         loop=dataclasses.replace(config.loop, epochs=12),
     )  # fmt: skip
 
@@ -120,14 +122,17 @@ def recipe(name: str) -> Recipe:
     return _RECIPES[name]()
 
 
-def _from_file(path: Path) -> TrainConfig:
+def _from_file(path: Path) -> Recipe:
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError:
         raise ConfigError(f"{path}: not JSON; expected a recipe, such as the recipe.json of a run") from None
-    return TrainConfig.from_dict(data.get("recipe", data) if isinstance(data, dict) else data, str(path))
+    fields = data.get("recipe", data) if isinstance(data, dict) else data
+    if isinstance(fields, dict) and "adapt" in fields:
+        return AdaptRecipe.from_dict(fields, str(path))
+    return TrainConfig.from_dict(fields, str(path))
 
 
 def inf(config: TrainConfig) -> TrainConfig:
