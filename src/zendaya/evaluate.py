@@ -290,7 +290,7 @@ def evaluate_corpus(
     schedules: Sequence[Schedule | Policy] = (PowerLaw(0.0),), scale: Scale = "segment", streaming: bool = False, window: int | None = None,
     steps: int | None = None, max_steps: int | None = None, metrics: Sequence[str] | None = None, normalise: Normalise = "english",
     computation_aware: bool = False, limit: int | None = None, workers: int = 1, backend: Backend = "auto",
-    precision: Precision = "float32", out: str | Path | None = None, force: bool = False,
+    precision: Precision = "float32", out: str | Path | None = None, force: bool = False, discard: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Decode a split of a corpus from its stored features and score it; `out` gets traces.jsonl and scores.json.
@@ -299,7 +299,8 @@ def evaluate_corpus(
     each clip has a session of its own. `computation_aware` times the decoding. `metrics` not given are those of the corpus's task: WER for
     transcription, BLEU for translation, BLEU without case, METEOR and CIDEr for captioning. `store` not given is the features/ of the
     checkpoint's run. `limit` takes the first clips only. `backend` and `precision` are those of `zendaya.engine.engine_for`. An evaluation
-    that was interrupted goes on where it stopped; one that is finished is replaced by `force` alone.
+    that was interrupted goes on where it stopped; one that is finished is replaced by `force` alone; `discard` drops an unfinished one
+    that was of something else.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 clip: got {limit}")
@@ -325,6 +326,7 @@ def evaluate_corpus(
         raise ConfigError(f"{corpus}: a text has no clock that the time of decoding could be put on: leave out computation_aware")
     model, digest = _load(str(checkpoint))
     _check_fit(model, features, str(checkpoint), str(features.path))
+    engine_for(model, backend, precision=precision)  # what cannot be had is said before anything is written
     run = _run_of(checkpoint)
     signature: dict[str, Any] = {
         "version": zendaya.__version__, "checkpoint": str(checkpoint), "checkpoint_sha256": digest, "seed": run.seed, "lower": run.lower,
@@ -339,7 +341,7 @@ def evaluate_corpus(
     streams = _streams(reading, clips) if streaming else [[clip] for clip in clips]
     found = dict[tuple[str, str, str], Trace]()
     with contextlib.ExitStack() as stack:
-        kept = None if folder is None else stack.enter_context(Unfinished(folder, signature, force=force))
+        kept = None if folder is None else stack.enter_context(Unfinished(folder, signature, force=force, discard=discard))
         found |= {} if kept is None else kept.traces
         for schedule in schedules:
             rest = [stream for stream in streams if any((str(schedule), clip.split, clip.id) not in found for clip in stream)]

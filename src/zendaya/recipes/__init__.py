@@ -99,10 +99,13 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
     "libriheavy": libriheavy,
     "libriheavy-inf": lambda: inf(libriheavy()),
     "msvd": msvd,
+    "msvd-causal": lambda: causal(msvd()),
     "librispeech": librispeech,
+    "librispeech-causal": lambda: causal(librispeech()),
     "librispeech-inf": lambda: inf(librispeech()),
     "librispeech-long30": librispeech_long30,
     "multi30k": multi30k,
+    "multi30k-causal": lambda: causal(multi30k()),
     "adapt-tiny.en": adapt_tiny_en,
 }
 """The clips of MSVD and Multi30k have no neighbours in a stream, so those have no inf form."""
@@ -133,6 +136,11 @@ def _from_file(path: Path) -> Recipe:
     if isinstance(fields, dict) and "adapt" in fields:
         return AdaptRecipe.from_dict(fields, str(path))
     return TrainConfig.from_dict(fields, str(path))
+
+
+def causal(config: TrainConfig) -> TrainConfig:
+    """The form of a recipe that streams clip by clip: each alone, its length predicted from what its first step may read."""
+    return dataclasses.replace(config, name=f"{config.name}-causal", form="causal")
 
 
 def inf(config: TrainConfig) -> TrainConfig:

@@ -267,15 +267,17 @@ def _frontier(
     grid: Callable[[], Grid], name: str, sizes: Sizes, offsets: tuple[int, ...], *, rivals: tuple[int, ...], pair: tuple[str, str],
     split: str = "test", metrics: tuple[str, ...] | None = None,
 ) -> Grid:  # fmt: skip
-    """Decoded at each clip's own scale, as the paper's frontiers are; policies ask after so many source tokens as `rivals` says."""
+    """Decoded at each clip's own scale, as the paper's frontiers are, by models whose length head waits for no more than their first step;
+    policies ask after so many source tokens as `rivals` says."""
+    recipe = _recipe(f"{name}-causal")
     policies = [f"{policy}={count}" for policy in ("local-agreement", "alignatt") for count in rivals]
     settings = (*GAMMAS_STREAMING, *(f"wait-k={k}" for k in offsets), *policies)
     whole = Decode(mode="streaming", scale="segment", schedules=settings, split=split, metrics=metrics)
     offline = Decode(schedules=_Q1, split=split, metrics=metrics)
     own = Decode(mode="streaming", scale="segment", split=split, metrics=metrics)
     arms = (
-        Arm(recipe=_recipe(name), schedules=("dial+wait-k",), seeds=SEEDS, decodes=(whole, offline), sizes=sizes),
-        Arm(recipe=_recipe(name), schedules=pair, seeds=SEEDS, decodes=(own,), sizes=sizes),
+        Arm(recipe=recipe, schedules=("dial+wait-k",), seeds=SEEDS, decodes=(whole, offline), sizes=sizes),
+        Arm(recipe=recipe, schedules=pair, seeds=SEEDS, decodes=(own,), sizes=sizes),
     )
     return Grid(name=f"frontier-{name}", about=_about(grid), arms=arms)
 

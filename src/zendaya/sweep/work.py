@@ -129,7 +129,7 @@ def _evaluate(cell: Cell, tell: Tell) -> Done:
     found = evaluate_corpus(
         folder / BEST, cell.config.corpus, cell.data, store=cell.store, split=how.split, schedules=[schedule],
         scale=how.scale_of_mode, streaming=how.streams, metrics=how.metrics, normalise=how.normalise, limit=how.limit, out=out,
-        force=any((out / name).exists() for name in (TRACES, SCORES)),
+        force=any((out / name).exists() for name in (TRACES, SCORES)), discard=True,
         report=lambda progress: tell(Told(cell.key, progress.done, progress.total, "decoding")),
     )  # fmt: skip
     seconds = time.monotonic() - begun

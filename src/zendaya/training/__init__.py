@@ -49,8 +49,9 @@ class TrainConfig:
     """As `zendaya encode` takes it; `text` alone trains the tokenizer of the source too."""
     model: ModelConfig
     schedule: Schedule | Dial
-    form: Literal["fix", "inf"] = "fix"
-    """fix: each clip alone (Algorithm 1). inf: after the clip before it in its stream (Sec. 3.1)."""
+    form: Literal["fix", "causal", "inf"] = "fix"
+    """fix: each clip alone (Algorithm 1), its length from all of it. causal: alone, its length from what step 1 may read. inf: after the
+    clip before it in its stream (Sec. 3.1), its length as in causal."""
     scale: Literal["segment", "window"] = "segment"
     vocab_size: int = 8000
     lower: bool = False
@@ -66,14 +67,14 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        if self.form not in ("fix", "inf") or self.scale not in ("segment", "window"):
-            raise ConfigError(f"recipe {self.name}: form is fix or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
+        if self.form not in ("fix", "causal", "inf") or self.scale not in ("segment", "window"):
+            raise ConfigError(f"recipe {self.name}: form is fix, causal or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
         if self.alignment is not None and not 0 < self.alignment < float("inf"):
             raise ConfigError(f"recipe {self.name}: alignment is a weight above 0, or None: got {self.alignment!r}")
         if self.alignment_slots < 1:
             raise ConfigError(f"recipe {self.name}: alignment_slots is a whole number above 0: got {self.alignment_slots!r}")
         # What form and schedule determine is derived: wait-k predicts no length, so it has no head (Sec. 5.1).
-        length = "none" if isinstance(self.schedule, WaitK) else self.form
+        length: Literal["fix", "inf", "none"] = "none" if isinstance(self.schedule, WaitK) else "fix" if self.form == "fix" else "inf"
         object.__setattr__(self, "model", dataclasses.replace(self.model, length=length, history=self.form == "inf"))
 
     def with_schedule(self, schedule: Schedule | Dial) -> TrainConfig:
