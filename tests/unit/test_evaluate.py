@@ -525,6 +525,39 @@ def test_a_corpus_without_references_is_refused(place, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_traces_that_were_cut_are_not_scored_as_if_they_were_whole(place, tmp_path):
+    run(*words(place, "--schedule", "0.5", "--metrics", "wer", "--out", tmp_path))
+    lines = (tmp_path / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "traces.jsonl").write_bytes(b"".join(lines[:-1]))
+    for command in (("score", tmp_path), ("compare", tmp_path, tmp_path)):
+        with pytest.raises(ZendayaError, match=r"not the traces that .*scores\.json was made from"):
+            run(*command)
+    (tmp_path / "scores.json").unlink()
+    assert json.loads(run("score", tmp_path, "--metrics", "wer", "--json").stdout)["scores"][0]["num_clips"] == 2
+
+
+def test_an_engine_that_cannot_be_had_is_said_before_anything_is_written(place, tmp_path):
+    with pytest.raises(ConfigError, match="int8"):
+        run(*words(place, "--engine", "torch", "--precision", "int8", "--workers", "2", "--out", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unfinished_evaluation_of_something_else_is_discarded_where_that_is_wanted(place, tmp_path):
+    def decode(**options):
+        where = (place / "model", "manifest", place / "my.jsonl")
+        return evaluate_corpus(*where, store=place / "store", schedules=[PowerLaw(0.5)], metrics=["bleu"], out=tmp_path, **options)
+
+    decode()
+    traces = (tmp_path / "traces.jsonl").read_bytes()
+    for name in ("traces.jsonl", "scores.json"):
+        (tmp_path / name).unlink()
+    (tmp_path / "traces.unfinished.jsonl").write_bytes(json.dumps({"version": "0.0.1"}).encode() + b"\n" + traces)
+    with pytest.raises(ZendayaError, match="unfinished evaluation whose"):
+        decode()
+    decode(discard=True)
+    assert (tmp_path / "traces.jsonl").read_bytes() == traces
+
+
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_either_engine_decodes_the_same_and_says_which_it_was(place, tmp_path):
     found = {}

@@ -44,10 +44,10 @@ class Made:
         rng = np.random.default_rng(1)
         self.references = [" ".join(rng.choice(WORDS, 5)) for _ in range(CLIPS)]
 
-    def add(self, mode, train, decode, seed, loss, lag, recipe="msvd"):
+    def add(self, mode, train, decode, seed, loss, lag, recipe="msvd", limit=None):
         rng = np.random.default_rng([seed, int(1000 * loss)])
         kept = [" ".join(word if rng.random() > loss else "cat" for word in text.split()) for text in self.references]
-        key = f"{recipe}-{mode}-{train}-{decode}-{seed}".replace("=", "").replace(",", "-")
+        key = f"{recipe}-{mode}-{train}-{decode}-{seed}-{limit}".replace("=", "").replace(",", "-")
         out = self.folder / "decodes" / key
         out.mkdir(parents=True)
         digest = write_traces(out, [trace(f"{n}", *pair, decode) for n, pair in enumerate(zip(kept, self.references, strict=True))])
@@ -55,7 +55,7 @@ class Made:
         self.texts[mode, train, decode, seed] = kept
         model = {"decoder": {"source_dim": 512}, "window": 80, "max_steps": 40}
         training = {"recipe": {"corpus": "msvd", "encoder": "features:x.npz,rate=3", "model": model}, "rho": 3.4}
-        evaluation = {"normalise": "english", "store": {"encoder": "features dim=512 rate=3"}}
+        evaluation = {"normalise": "english", "limit": limit, "store": {"encoder": "features dim=512 rate=3"}}
         signature = {"metric": found.signature, "training": training, "evaluation": evaluation}
         base = {field.name: "" for field in dataclasses.fields(Row)} | {
             "cell": key, "run": f"{train}-{seed}", "grid": "made", "recipe": recipe, "corpus": "msvd", "split": "test", "form": "fix",
@@ -88,6 +88,19 @@ def made(tmp_path_factory):
             made.add("streaming", "dial+wait-k=0.2", decode, seed, loss, lag)
     made.add("streaming", "dial+wait-k=0.2", "alignatt=2,chunk=1", 0, 0.15, 2.0)
     return made
+
+
+def test_results_of_another_experiment_are_not_mixed_in(tmp_path):
+    made = Made(tmp_path)
+    made.add("offline", "gamma=0.0", "gamma=0.0", 0, 0.3, 4.0)
+    made.add("offline", "gamma=0.0", "gamma=0.0", 0, 0.9, 4.0, limit=10)  # a smoke run in the same folder
+    values = {row.cell: row.value / 100 for row in made.table.rows() if row.metric == "BLEU"}
+    groups = Results(tmp_path).groups
+    assert len({group.label for group in groups}) == len(groups) == 2
+    assert sorted(group.settings["gamma=0.0"].mean("BLEU-4") for group in groups) == sorted(values.values())
+    made = Made(tmp_path / "alone")
+    made.add("offline", "gamma=0.0", "gamma=0.0", 0, 0.3, 4.0)
+    assert [group.label for group in Results(tmp_path / "alone").groups] == ["msvd"]
 
 
 @pytest.fixture(scope="module")
