@@ -63,7 +63,7 @@ class Made:
             "signature": json.dumps(signature), "traces": f"decodes/{key}/traces.jsonl", "traces_digest": digest, "seconds": 1.0,
             "data_digest": "0123456789abcdef", "created": now(),
         }  # fmt: skip
-        values = {"BLEU": found.value, "AL": lag, "LAAL": lag, "exposure": 0.8}
+        values = {"BLEU": found.value, "AL": lag, "LAAL": lag, "first_token": lag / 2, "exposure": 0.8}
         record = Record(
             cell=key, kind="evaluate", label=key, status="done", error="", recipe=recipe, steps=None, tokens=None, seconds=1.0, config="{}",
             created=now(),
@@ -152,6 +152,13 @@ def test_the_numbers_are_those_of_the_table(made, written):
     seeded = {row[0]: row for row in found["Table A3"]}
     assert seeded["0.3"][1] == f"**{best:.4f} ± {np.std(seeds('gamma=0.3'), ddof=1):.4f}**"
     assert seeded["1"][1] == f"{np.mean(seeds('gamma=1.0')):.4f} ± {np.std(seeds('gamma=1.0'), ddof=1):.4f}"
+
+
+def test_an_anchor_shows_when_its_first_token_came(written):
+    (part,) = [part for part in (written / "report.md").read_text().split("\n## ") if "msvd (dial" in part and "Streaming anchors" in part]
+    rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in part.splitlines() if line.startswith("| ")}
+    assert rows["AL"] == ["3.0", "**1.0**", "1.5", "3.8", "2.0"]
+    assert rows["first"] == ["1.5", "**0.5**", "0.8", "1.9", "1.0"]
 
 
 def test_intervals_are_those_of_the_bootstrap(made, written):
