@@ -31,10 +31,11 @@ class Written:
 
 @dataclass
 class Round:
-    """What came of a round: what was written, who failed, and how many rows were computed."""
+    """What came of a round: what was written, who failed, who waits for more of its source, and how many rows were computed."""
 
     written: list[Written] = field(default_factory=list)
     failed: list[Session] = field(default_factory=list)
+    waiting: list[Session] = field(default_factory=list)
     rows: int = 0
 
 
@@ -124,7 +125,9 @@ class Scheduler:
         try:
             return on()
         except StopIteration as stop:
-            if stop.value is not None:
+            if stop.value is None:
+                now.waiting.append(session)
+            else:
                 now.written.append(Written(session, stop.value))
         except ZendayaError as error:
             now.written.append(Written(session, error=error))

@@ -20,6 +20,7 @@ from zendaya.cli import corpora as corpora_command
 from zendaya.cli import encode as encode_command
 from zendaya.cli import evaluate as evaluate_command
 from zendaya.cli import learn as learn_command
+from zendaya.cli import serve as serve_command
 from zendaya.cli import stream as stream_command
 from zendaya.cli import sweep as sweep_command
 from zendaya.cli import train as train_command
@@ -42,6 +43,7 @@ app.command("sweep")(sweep_command.sweep)
 app.command("report")(sweep_command.report)
 app.command("compare")(evaluate_command.compare)
 app.command("stream")(stream_command.stream)
+app.command("serve")(serve_command.serve)
 app.command("audit")(audit_command.audit)
 app.command("audit-raw")(audit_command.audit_raw)
 app.command("bench")(bench_command.bench)

@@ -1,0 +1,98 @@
+"""The routes of a server, behind the guard."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import mimetypes
+from collections.abc import AsyncIterator, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+import zendaya
+from zendaya.engine import Engine
+from zendaya.serve.config import ServeConfig
+from zendaya.serve.gauges import Gauges
+from zendaya.serve.guard import Guard
+from zendaya.serve.hub import Hub
+from zendaya.serve.native import Native
+from zendaya.serve.served import Served
+from zendaya.serve.server import RETRY_S, Server
+
+
+def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = None) -> Starlette:
+    """The application; its server is `app.state.server` once it has started."""
+    gauges, page = Gauges(), _page()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        hub = Hub(served, gauges, engine=engine)
+        app.state.server = server = Server(config, served, hub, gauges)
+        app.state.native = Native(server)
+        server.enders.add(app.state.native.end_all)
+        yield
+        await hub.close()
+
+    async def livez(request: Request) -> Response:
+        alive = request.app.state.server.hub.alive
+        return PlainTextResponse("ok" if alive else "a thread of the model has died", 200 if alive else 503)
+
+    async def readyz(request: Request) -> Response:
+        server: Server = request.app.state.server
+        if server.full:
+            return PlainTextResponse("draining" if server.draining else "full", 503, {"Retry-After": str(RETRY_S)})
+        return PlainTextResponse("ok")
+
+    async def metrics(request: Request) -> Response:
+        return Response(gauges.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(request: Request) -> Response:
+        found = {"id": served.name, "object": "model", "created": 0, "owned_by": "zendaya", "sources": served.kinds}
+        return JSONResponse({"object": "list", "data": [found]})
+
+    async def shown(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name in page:
+            return Response(page[name], media_type=mimetypes.guess_type(name)[0] or "application/octet-stream")
+        if name == "index.html":
+            return PlainTextResponse(f"zendaya {zendaya.__version__}: captions of {served.name} at /v1/stream\n")
+        raise HTTPException(404)
+
+    async def stream(websocket: WebSocket) -> None:
+        await websocket.app.state.native.connect(websocket)
+
+    routes: list[BaseRoute] = [
+        Route("/livez", livez),
+        Route("/readyz", readyz),
+        Route("/metrics", metrics),
+        Route("/v1/models", models),
+        WebSocketRoute("/v1/stream", stream),
+        Route("/", shown),
+        Route("/page/{name}", shown),
+    ]
+    handlers: dict[type[Exception] | int, Callable[..., Response]] = {HTTPException: _refused, Exception: _broken}
+    return Starlette(
+        routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[Middleware(Guard, config=config, gauges=gauges)]
+    )
+
+
+def _refused(request: Request, error: HTTPException) -> Response:
+    body = {"error": {"message": error.detail, "type": "invalid_request_error", "code": f"http_{error.status_code}", "param": None}}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    body = {"message": "an error of the server's own", "type": "server_error", "code": "internal", "param": None}
+    return JSONResponse({"error": body}, 500)
+
+
+def _page() -> dict[str, bytes]:
+    """The files of the page by their names, read once: what a client asks for is looked up here, never on the disk."""
+    folder = importlib.resources.files("zendaya") / "serve" / "page"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} if folder.is_dir() else {}
