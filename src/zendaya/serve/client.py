@@ -322,7 +322,7 @@ class Client:
         return False
 
 
-def _reason(body: bytes | None) -> str:
+def _reason(body: bytes | bytearray | None) -> str:
     try:
         return str(json.loads(body or b"")["error"]["message"])
     except (ValueError, KeyError, TypeError):

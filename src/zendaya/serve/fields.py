@@ -148,4 +148,4 @@ def _kind(value: Any) -> str:
         return str(value)[:40]
     if isinstance(value, str):
         return repr(value[:40]) + (" …" if len(value) > 40 else "")
-    return {dict: "an object", list: "a list"}.get(type(value), type(value).__name__)
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else type(value).__name__

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 FIELDS = (
     "event", "session", "source", "schedule", "num_events", "messages", "received", "number", "method", "path", "status", "ms", "reason",
@@ -20,7 +20,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record; of an exception, its kind and place, not what it said of the input."""
-        line = {"time": _time(record.created), "level": record.levelname.lower(), "message": record.getMessage()}
+        line: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "message": record.getMessage()}
         line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
         if record.exc_info and record.exc_info[0] is not None:
             trace, where = record.exc_info[2], list[str]()
