@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
-import mimetypes
 from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
@@ -15,20 +13,20 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-import zendaya
 from zendaya.engine import Engine
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.gauges import Gauges
 from zendaya.serve.guard import Guard
 from zendaya.serve.hub import Hub
 from zendaya.serve.native import Native
+from zendaya.serve.page import read_page
 from zendaya.serve.served import Served
 from zendaya.serve.server import RETRY_S, Server
 
 
 def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = None) -> Starlette:
     """The application; its server is `app.state.server` once it has started."""
-    gauges, page = Gauges(), _page()
+    gauges, page = Gauges(), read_page(served)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -58,11 +56,10 @@ def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = Non
 
     async def shown(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
-        if name in page:
-            return Response(page[name], media_type=mimetypes.guess_type(name)[0] or "application/octet-stream")
-        if name == "index.html":
-            return PlainTextResponse(f"zendaya {zendaya.__version__}: captions of {served.name} at /v1/stream\n")
-        raise HTTPException(404)
+        if name not in page:
+            raise HTTPException(404)
+        data, kind = page[name]
+        return Response(data, media_type=kind)
 
     async def stream(websocket: WebSocket) -> None:
         await websocket.app.state.native.connect(websocket)
@@ -90,9 +87,3 @@ def _refused(request: Request, error: HTTPException) -> Response:
 def _broken(request: Request, error: Exception) -> Response:
     body = {"message": "an error of the server's own", "type": "server_error", "code": "internal", "param": None}
     return JSONResponse({"error": body}, 500)
-
-
-def _page() -> dict[str, bytes]:
-    """The files of the page by their names, read once: what a client asks for is looked up here, never on the disk."""
-    folder = importlib.resources.files("zendaya") / "serve" / "page"
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} if folder.is_dir() else {}
