@@ -87,7 +87,7 @@ export class Dial {
     Object.assign(this.knob, gamma ? { min: 0, max: MOST_GAMMA, step: 0.05 } : { min: K_S.low, max: K_S.high, step: K_S.step });
     this.knob.value = gamma ? this.gamma : this.kS;
     this.label.textContent = this.name;
-    [this.ends[0].textContent, this.ends[1].textContent] = gamma ? ["0: reads all first", "starved: 1.5"] : ["0.5 s ahead", "8 s ahead"];
+    [this.ends[0].textContent, this.ends[1].textContent] = gamma ? ["0, reads all first", "starved, 1.5"] : ["0.5 s", "8 s"];
     this._plot();
     this._show();
   }
@@ -106,9 +106,10 @@ export class Dial {
     this.root.dataset.measured = String(Boolean(points));
     if (points) {
       const [lagS, wer] = ["lag_s", "wer"].map((field) => between(points, this.gamma, field));
-      const exact = points.some((point) => point.gamma === this.gamma);
-      this.promise.textContent = `Measured${exact ? "" : " around here"}: a word comes ${lagS.toFixed(1)} s after it was said, ${wer.toFixed(1)} % are wrong.`;
-      this.knob.setAttribute("aria-valuetext", `${this.gamma.toFixed(2)}: ${lagS.toFixed(1)} seconds of lag, ${wer.toFixed(1)} percent of words wrong`);
+      const [lag, wrong] = [lagS.toFixed(1), wer.toFixed(1)];
+      const where = points.some((point) => point.gamma === this.gamma) ? "" : " around here";
+      this.promise.textContent = `Measured${where}: a word comes ${lag}\u00a0s after it was said, ${wrong}\u00a0% are wrong.`;
+      this.knob.setAttribute("aria-valuetext", `${this.gamma.toFixed(2)}: ${lag} seconds of lag, ${wrong} percent of words wrong`);
     } else {
       this.promise.textContent = this.kind === "gamma" ? "" : "Always the same distance behind the source: the fixed-offset rival.";
       this.knob.setAttribute("aria-valuetext", this.words);
@@ -132,7 +133,8 @@ export class Dial {
     if (!points || !box.width) return;
     [this.width, this.height] = [box.width, box.height];
     this.plot.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-    const line = (field, top) => points.map((point) => `${this._x(point.gamma).toFixed(1)},${this._y(point[field] / top).toFixed(1)}`).join(" ");
+    const place = (point, field, top) => `${this._x(point.gamma).toFixed(1)},${this._y(point[field] / top).toFixed(1)}`;
+    const line = (field, top) => points.map((point) => place(point, field, top)).join(" ");
     draw(this.plot, "line", { class: "axis", x1: THUMB, x2: box.width - THUMB, y1: this._y(0), y2: this._y(0) });
     this.needle = draw(this.plot, "line", { class: "needle", y1: 0, y2: box.height });
     draw(this.plot, "polyline", { class: "wer-line", points: line("wer", TOP_WER) });

@@ -23,12 +23,12 @@ export class Lane {
     this.captions.id = `captions-${id}`;
     this.hint = find(".hint");
     this.latest = find(".latest");
-    this.meters = Object.fromEntries(
-      ["lag", "parts", "policy-part", "compute-part", "exposure", "limit", "read-part", "tick", "dropped"].map((each) => [each, find(`.${each}`)]),
-    );
+    const names = ["lag", "parts", "policy-part", "compute-part", "exposure", "limit", "read-part", "tick", "dropped"];
+    this.meters = Object.fromEntries(names.map((each) => [each, find(`.${each}`)]));
     this.saves = [...root.querySelectorAll("[data-form]")];
     for (const button of this.saves) button.onclick = () => this.on.save(this, button.dataset.form);
     this.dial = new Dial(root, { id: `dial-${id}`, name, gamma, onturn: (wish) => this._turn(wish) });
+    if (id === "a") this.dial.select.remove(); // the first stream is always on the dial
     this.setName(name);
     this.clear();
     this.latest.onclick = () => {
@@ -43,7 +43,9 @@ export class Lane {
     this.captions.onpointerover = (event) => this.on.point(this, wordAt(event) ?? null);
     this.captions.onpointerleave = () => this.on.point(this, this._focused());
     this.captions.onfocus = () => this.spans.length && this._focus(this.at ?? this.spans.length - 1);
-    this.captions.addEventListener("focusout", () => this.on.point(this, null));
+    this.captions.addEventListener("focusout", ({ relatedTarget }) => {
+      if (!this.captions.contains(relatedTarget)) this.on.point(this, null);
+    });
     this.captions.onkeydown = (event) => this._key(event);
   }
 
@@ -105,7 +107,7 @@ export class Lane {
   }
 
   _event(message, offsetS) {
-    const found = this.transcript.add(message, offsetS, this.dial.words);
+    const found = this.transcript.add(message, offsetS);
     if (found) this._write(message.text, found);
     else if (message.type === "text" && message.last) this._endSentence();
     this.measure();
@@ -184,10 +186,10 @@ export class Lane {
 
   _focus(index) {
     this.at = index;
-    this.on.point(this, this.transcript.words[index]);
     const span = this.spans[index];
     span.setAttribute("aria-describedby", "detail");
-    span.focus({ preventScroll: false });
+    span.focus();
+    this.on.point(this, this.transcript.words[index]);
   }
 
   _focused() {

@@ -34,6 +34,7 @@ async function begin(source) {
   state.heardS = 0;
   timeline.clear();
   timeline.lanes = active();
+  timeline.live = true;
   get("spoken").replaceChildren();
   point(null, null);
   show();
@@ -72,6 +73,7 @@ async function finish() {
   const source = state.source;
   await source.stop();
   get("video").hidden = true;
+  timeline.live = false;
   for (const lane of active()) lane.connection?.end();
   if (state.source === source) state.source = null;
   settle();
@@ -149,7 +151,8 @@ function linked(lane, what, detail) {
 }
 
 function restarted(lane, droppedS) {
-  say(droppedS ? `The server had forgotten the session: ${droppedS.toFixed(1)} s were lost, a new one goes on` : "A new session goes on", "lost");
+  const lost = `The server had forgotten the session: ${droppedS.toFixed(1)} s were lost, a new one goes on`;
+  say(droppedS ? lost : "A new session goes on", "lost");
   lane.measure();
 }
 
@@ -174,6 +177,7 @@ get("key-form").onsubmit = (event) => {
 
 // What came of it.
 
+const HOW = "Point at a word, or move to one with the arrow keys, to see what it had been allowed to read.";
 let tableMs = 0;
 function changed() {
   timeline.redraw();
@@ -186,21 +190,22 @@ function point(lane, word) {
   const detail = get("detail");
   detail.dataset.empty = String(!word);
   if (!word) {
-    detail.textContent = "Point at a word, or move to one with the arrow keys, to see what it had been allowed to read.";
+    detail.textContent = HOW;
     return;
   }
   const { event } = word;
   const { window: width } = lane.transcript;
   const lagS = event.policyLagS + event.computeLagS;
+  const schedule = word.schedule.replace("gamma=", "γ = ");
   const name = document.createElement("strong");
   name.textContent = `“${word.text.trim()}”`;
   const late = event.effectiveHorizon < event.horizon ? `, of which ${event.effectiveHorizon} had come` : "";
   detail.replaceChildren(
     name,
     ` had been allowed to read up to ${event.readS.toFixed(2)} s of the source: horizon ${event.horizon} of ${width}${late}, ` +
-      `step ${event.step + event.pauses} of about ${event.predictedSteps} in window ${event.window + 1}, ${word.dial}. ` +
-      `That had arrived at ${event.arrivalS.toFixed(2)} s and it was written at ${event.emissionS.toFixed(2)} s, ${lagS.toFixed(1)} s after it was said ` +
-      `(policy ${event.policyLagS.toFixed(2)}, compute ${event.computeLagS.toFixed(2)}).`,
+      `step ${event.step + event.pauses} of about ${event.predictedSteps} in window ${event.window + 1}, ${schedule}. ` +
+      `That had arrived at ${event.arrivalS.toFixed(2)} s and it was written at ${event.emissionS.toFixed(2)} s, ` +
+      `${lagS.toFixed(1)} s after it was said (policy ${event.policyLagS.toFixed(2)}, compute ${event.computeLagS.toFixed(2)}).`,
   );
 }
 
@@ -231,7 +236,8 @@ function describe() {
   const mean = lag ? `, the last ${lag.words} of them ${(lag.policyS + lag.computeS).toFixed(1)} s after they were said` : "";
   get("time").setAttribute(
     "aria-label",
-    `The source, the horizon and the words on one time axis: ${state.heardS.toFixed(0)} s of source, ${words} words written${mean}. The table below has the figures.`,
+    `The source, the horizon and the words on one time axis: ${state.heardS.toFixed(0)} s of source, ${words} words written${mean}. ` +
+      "The table below has the figures.",
   );
 }
 get("as-table").ontoggle = describe;
@@ -283,8 +289,10 @@ async function greet() {
   const measured = await fetch(new URL("page/measured.json", BASE)).catch(() => null);
   const found = measured?.ok ? await measured.json() : null;
   for (const lane of [lanes.a, lanes.b]) lane?.dial.setMeasured(found);
+  if (found) get("measured").textContent = `The curve: ${found.data}; ${found.command}; adapter ${found.adapter}.`;
 }
 greet();
+point(null, null);
 addEventListener("beforeunload", (event) => {
   if (active().some((lane) => lane.busy)) event.preventDefault();
 });

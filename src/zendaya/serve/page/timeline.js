@@ -25,6 +25,7 @@ export class Timeline {
     this.bars = [];
     this.open = { peak: 0, count: 0 };
     this.nowS = 0;
+    this.live = false; // whether more of the source is to come
     this.lanes = [];
     this.shown = null;
     this.boxes = [];
@@ -213,6 +214,8 @@ export class Timeline {
     pen.beginPath();
     pen.moveTo(x(from), y(from));
     pen.lineTo(x(end), y(end));
+    const lastS = Math.max(end, ...this.lanes.map((lane) => lane.transcript.events.at(-1)?.emissionS ?? 0));
+    pen.lineTo(x(Math.min(to, lastS)), y(end)); // after its end no more arrives
     pen.stroke();
   }
 
@@ -281,7 +284,7 @@ export class Timeline {
   }
 
   _now(x, to, top, foot) {
-    if (!this.nowS || this.nowS > to) return;
+    if (!this.live || !this.nowS || this.nowS > to) return;
     const { pen, colours } = this;
     pen.strokeStyle = colours.quiet;
     pen.lineWidth = 1;

@@ -13,6 +13,7 @@ export class Transcript {
     this.words = [];
     this.turns = [];
     this.windowStarts = [];
+    this.schedule = "";
     this.sinceTurn = { steps: 0, read: 0, firstWord: 0 };
   }
 
@@ -20,11 +21,13 @@ export class Transcript {
     this.model = message.model;
     this.window = message.window;
     this.tokensPerS = message.tokens_per_s;
+    this.schedule ||= message.schedule; // what is said again after a cut is where the session began
   }
 
   // Takes an event; the word it began or went on with, or null.
-  add(message, offsetS, dial) {
+  add(message, offsetS) {
     if (message.type === "turned") {
+      this.schedule = message.schedule;
       this.turns.push({ schedule: message.schedule, arrivalS: offsetS + message.arrival_s });
       this.sinceTurn = { steps: 0, read: 0, firstWord: this.words.length };
       return null;
@@ -56,7 +59,7 @@ export class Transcript {
     let word = this.words.at(-1);
     const begins = !word || /^\s/u.test(event.text) || before?.last || before.window !== event.window;
     if (begins) {
-      word = { index: this.words.length, text: "", dial, ends: false };
+      word = { index: this.words.length, text: "", schedule: this.schedule };
       this.words.push(word);
     }
     word.text += event.text;
@@ -95,9 +98,9 @@ export class Transcript {
     if (form === "txt") return `${this.text}\n`;
     if (form === "srt") return toSrt(toCues(this.events));
     if (form === "vtt") return toVtt(toCues(this.events));
-    const words = this.words.map(({ text, dial, event }) => ({
+    const words = this.words.map(({ text, schedule, event }) => ({
       text: text.trim(),
-      dial,
+      schedule,
       spoken_s: event.spokenS,
       read_s: event.readS,
       arrival_s: event.arrivalS,
