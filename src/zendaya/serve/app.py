@@ -22,8 +22,10 @@ from zendaya.serve.gauges import Gauges
 from zendaya.serve.guard import Guard
 from zendaya.serve.hub import Hub
 from zendaya.serve.native import Native
+from zendaya.serve.realtime import connect as connect_realtime
 from zendaya.serve.served import Served
 from zendaya.serve.server import RETRY_S, Server
+from zendaya.serve.transcriptions import Transcriptions
 
 
 def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = None) -> Starlette:
@@ -67,12 +69,17 @@ def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = Non
     async def stream(websocket: WebSocket) -> None:
         await websocket.app.state.native.connect(websocket)
 
+    async def realtime(websocket: WebSocket) -> None:
+        await connect_realtime(websocket.app.state.server, websocket)
+
     routes: list[BaseRoute] = [
         Route("/livez", livez),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
         Route("/v1/models", models),
         WebSocketRoute("/v1/stream", stream),
+        WebSocketRoute("/v1/realtime", realtime),
+        Route("/v1/audio/transcriptions", Transcriptions(), methods=["POST"]),
         Route("/", shown),
         Route("/page/{name}", shown),
     ]

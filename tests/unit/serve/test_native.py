@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,8 +231,7 @@ def test_only_who_has_the_token_goes_on(running):
     wire.source(rows(1).tobytes())  # and the session has not noticed
     other = resumed(running, wire)
     with pytest.raises(ConnectionClosed) as closed:
-        while True:
-            wire.get()
+        wire.until("closing")
     assert closed.value.rcvd.code == 4409
     assert other.end()[-1]["type"] == "finished"
 
@@ -467,9 +467,7 @@ def test_connecting_and_leaving_again_and_again_leaves_nothing(running):
 
 
 def open_files():
-    import os
-
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_the_clock_of_a_stream_begins_with_it(running):
