@@ -21,7 +21,9 @@ class Running:
 
     def __init__(self, served, engine=None, **settings):
         self.config = ServeConfig(port=0, **settings)
-        self.app = make_app(self.config, served, engine=engine)
+        wyoming = bind(self.config.host, 0) if self.config.wyoming_port is not None else None
+        self.wyoming_port = wyoming.getsockname()[1] if wyoming is not None else None
+        self.app = make_app(self.config, served, engine=engine, wyoming_socket=wyoming)
         self.listener = Listener(self.app, self.config)
         self._socket = bind(self.config.host, 0)
         self.port = self._socket.getsockname()[1]

@@ -3,10 +3,12 @@
 import asyncio
 import base64
 import importlib.resources
+import importlib.util
 import io
 import json
 import random
 import re
+import subprocess
 import wave
 from pathlib import Path
 
@@ -19,6 +21,13 @@ import webvtt
 from servers import Wire, serving, texts, wait_for
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from wyoming.asr import Transcribe, Transcript, TranscriptChunk
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.error import Error
+from wyoming.event import Event
+from wyoming.info import Describe, Info
+from wyoming.ping import Ping, Pong
 
 from zendaya import Client, PowerLaw
 from zendaya.encoders.media import read_audio
@@ -38,7 +47,7 @@ def speech():
 
 @pytest.fixture(scope="module")
 def running(speech):
-    with serving(speech, max_sessions=4) as one:
+    with serving(speech, max_sessions=4, wyoming_port=0) as one:
         yield one
 
 
@@ -388,3 +397,148 @@ def test_who_leaves_before_the_answer_is_not_worked_for(running, pcm):
 
     asyncio.run(leave())
     wait_for(lambda: not running.server.seats and not len(running.server.hub))
+
+
+# Home Assistant's.
+
+
+async def until(client, kind):
+    """The chunks of text that come before an event, and the event."""
+    chunks = []
+    while (event := await asyncio.wait_for(client.read_event(), 60)) is not None:
+        if TranscriptChunk.is_type(event.type):
+            chunks.append(TranscriptChunk.from_event(event).text)
+        if kind.is_type(event.type):
+            return chunks, kind.from_event(event)
+    raise AssertionError("the connection was closed")
+
+
+def test_wyomings_client_transcribes_twice_on_one_connection(running, alone, pcm):
+    async def talk():
+        async with AsyncTcpClient("127.0.0.1", running.wyoming_port) as client:
+            await client.write_event(Describe().event())
+            _, info = await until(client, Info)
+            assert [(program.models[0].name, program.supports_transcript_streaming) for program in info.asr] == [("tiny.en-dial", True)]
+            await client.write_event(Ping(text="here").event())
+            assert (await until(client, Pong))[1].text == "here"
+            for part in (pcm, pcm[: pcm.size // 2]):
+                await client.write_event(Transcribe(language="en").event())
+                await client.write_event(AudioStart(rate=16000, width=2, channels=1).event())
+                for first in range(0, part.size, 1024):
+                    audio = part[first : first + 1024].tobytes()
+                    await client.write_event(AudioChunk(rate=16000, width=2, channels=1, audio=audio).event())
+                await client.write_event(AudioStop().event())
+                chunks, transcript = await until(client, Transcript)
+                assert transcript.text == "".join(chunks) == alone(part).strip()
+
+    asyncio.run(talk())
+    wait_for(lambda: not running.server.seats and not len(running.server.hub))
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "goes_on"),
+    [
+        (AudioStart(rate=16000, width=4, channels=1).event(), "bad_field", True),
+        (AudioStart(rate=16000, width=2, channels=2).event(), "bad_field", True),
+        (AudioStart(rate=1, width=2, channels=1).event(), "bad_field", True),
+        (AudioChunk(rate=16000, width=2, channels=1, audio=b"odd").event(), "bad_samples", True),
+        (AudioStop().event(), "out_of_order", True),
+        (Event("transcribe", {"gamma": -1}), "bad_field", True),
+        (b"not json\n", "bad_json", False),
+        (b'{"type": 7}\n', "bad_field", False),
+        (b'{"type": "audio-chunk", "payload_length": 99999999}\n', "bad_field", False),
+        (b'{"type": "audio-chunk", "data_length": 2}\n[]', "bad_json", False),
+        (b"x" * 200_000, "bad_line", False),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_wyoming_errors_are_events(running, event, code, goes_on):
+    async def talk():
+        async with AsyncTcpClient("127.0.0.1", running.wyoming_port) as client:
+            if isinstance(event, bytes):
+                client._writer.write(event)
+            else:
+                await client.write_event(event)
+            assert (await until(client, Error))[1].code == code
+            if goes_on:
+                await client.write_event(Describe().event())
+                await until(client, Info)
+
+    asyncio.run(talk())
+    wait_for(lambda: not running.server.seats and not len(running.server.hub))
+
+
+# SimulEval's.
+
+
+def segment(samples, *, finished, **changes):
+    return {
+        "index": 0, "content": samples.tolist(), "finished": finished, "is_empty": False, "data_type": "speech", "tgt_lang": None,
+        "config": {}, "sample_rate": 16000, **changes,
+    }  # fmt: skip
+
+
+def test_simulevals_remote_forms(running, speech, floats):
+    from zendaya.simuleval import Writer
+
+    writer = Writer(speech.encoder, speech.model, PowerLaw(0.5), engine=engine_for(speech.model))
+    with httpx.Client(base_url=f"http://{running.host}", timeout=60) as client:
+        for _ in range(2):
+            assert client.post("/reset").status_code == 200
+            writer.start()
+            for first in range(0, floats.size, 8000):
+                part, finished = floats[first : first + 8000], first + 8000 >= floats.size
+                assert client.put("/input", content=json.dumps(segment(part, finished=finished))).status_code == 200
+                expected = " ".join(filter(None, [writer.read(part), writer.finish() if finished else ""]))
+                answer = client.get("/output").json()
+                assert (answer["content"] or "", answer["finished"], answer["is_empty"]) == (
+                    expected,
+                    finished,
+                    not expected and not finished,
+                )
+                assert answer["data_type"] == (None if answer["is_empty"] else "text")
+        wait_for(lambda: not running.server.seats)
+        assert client.get("/output").json()["is_empty"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ("x", "segment"),
+        ('{"data_type": "text"}', "data_type"),
+        ('{"data_type": "speech", "sample_rate": 8000}', "sample_rate"),
+        ('{"data_type": "speech", "sample_rate": 16000, "content": "no"}', "content"),
+        ('{"data_type": "speech", "sample_rate": 16000, "content": [NaN]}', "segment"),
+        ('{"data_type": "speech", "sample_rate": 16000, "content": [1e30]}', "content"),
+        ('{"data_type": "speech", "sample_rate": 16000, "content": [], "finished": 1}', "finished"),
+    ],
+)
+def test_a_bad_segment_is_named(running, body, param):
+    answer = httpx.put(f"http://{running.host}/input", content=body, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    httpx.post(f"http://{running.host}/reset", timeout=60)
+    wait_for(lambda: not running.server.seats)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("simuleval") is None,
+    reason="simuleval is not installed: pip install simuleval==1.1.4, and run with -p no:flake8",
+)
+def test_simuleval_itself_scores_the_server(running, tmp_path, speech, floats):
+    (tmp_path / "source.txt").write_text(f"{RECORDING}\n")
+    (tmp_path / "target.txt").write_text(" ".join(SAID) + "\n")
+    command = [
+        "simuleval",
+        "--remote-eval",
+        "--remote-address",
+        "127.0.0.1",
+        "--remote-port",
+        str(running.port),
+        "--source-segment-size",
+        "500",
+    ]
+    command += ["--source", "source.txt", "--target", "target.txt", "--source-type", "speech", "--target-type", "text", "--output", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (line,) = (tmp_path / "out" / "instances.log").read_text().splitlines()
+    assert words(json.loads(line)["prediction"])[:3] == SAID[:3]
