@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
@@ -20,12 +21,18 @@ from zendaya.serve.guard import Guard
 from zendaya.serve.hub import Hub
 from zendaya.serve.native import Native
 from zendaya.serve.page import read_page
+from zendaya.serve.realtime import connect as connect_realtime
+from zendaya.serve.remote import Remote
 from zendaya.serve.served import Served
 from zendaya.serve.server import RETRY_S, Server
+from zendaya.serve.transcriptions import Transcriptions
+from zendaya.serve.wyoming import Wyoming
 
 
-def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = None) -> Starlette:
-    """The application; its server is `app.state.server` once it has started."""
+def make_app(
+    config: ServeConfig, served: Served, *, engine: Engine | None = None, wyoming_socket: socket.socket | None = None
+) -> Starlette:  # fmt: skip
+    """The application; its server is `app.state.server` once it has started. Wyoming is spoken on a socket of its own, if one is given."""
     gauges, page = Gauges(), read_page(served)
 
     @contextlib.asynccontextmanager
@@ -33,8 +40,13 @@ def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = Non
         hub = Hub(served, gauges, engine=engine)
         app.state.server = server = Server(config, served, hub, gauges)
         app.state.native = Native(server)
-        server.enders.add(app.state.native.end_all)
+        app.state.remote = remote = Remote(server)
+        server.enders |= {app.state.native.end_all, remote.close}
+        wyoming = Wyoming(server)
+        if wyoming_socket is not None:
+            await wyoming.start(wyoming_socket)
         yield
+        await wyoming.close()
         await hub.close()
 
     async def livez(request: Request) -> Response:
@@ -64,12 +76,29 @@ def make_app(config: ServeConfig, served: Served, *, engine: Engine | None = Non
     async def stream(websocket: WebSocket) -> None:
         await websocket.app.state.native.connect(websocket)
 
+    async def realtime(websocket: WebSocket) -> None:
+        await connect_realtime(websocket.app.state.server, websocket)
+
+    async def reset(request: Request) -> Response:
+        return await request.app.state.remote.reset(request)
+
+    async def take_input(request: Request) -> Response:
+        return await request.app.state.remote.input(request)
+
+    async def give_output(request: Request) -> Response:
+        return await request.app.state.remote.output(request)
+
     routes: list[BaseRoute] = [
         Route("/livez", livez),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
         Route("/v1/models", models),
         WebSocketRoute("/v1/stream", stream),
+        WebSocketRoute("/v1/realtime", realtime),
+        Route("/v1/audio/transcriptions", Transcriptions(), methods=["POST"]),
+        Route("/reset", reset, methods=["POST"]),
+        Route("/input", take_input, methods=["PUT"]),
+        Route("/output", give_output),
         Route("/", shown),
         Route("/page/{name}", shown),
     ]

@@ -151,7 +151,8 @@ class Client:
             self._over = True
             with self._room:
                 self._room.notify_all()
-            self._loop.call_soon_threadsafe(self._stop)
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop)
             self._thread.join()
 
     def _payload(self, values: Any) -> bytes:
@@ -181,7 +182,8 @@ class Client:
             numbered = HEAD.pack(self._number) + message if isinstance(message, bytes) else json.dumps({**message, "seq": self._number})
             self.buffered += size
             self._waiting.append((self._number, numbered))
-        self._loop.call_soon_threadsafe(self._more.set)
+        with contextlib.suppress(RuntimeError):  # it has ended meanwhile, and whoever asks for captions is told why
+            self._loop.call_soon_threadsafe(self._more.set)
 
     # In the thread.
 
@@ -201,6 +203,7 @@ class Client:
                 self._room.notify_all()
             self._greeted.set()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
 
     def _stop(self) -> None:
         self._task.cancel()
@@ -220,8 +223,12 @@ class Client:
                     address, additional_headers=headers, subprotocols=[Subprotocol("zendaya")], compression=None, max_size=None,
                     proxy=None, close_timeout=2, open_timeout=self.patience_s,
                 ) as connection:  # fmt: skip
-                    if await self._talk(connection):
-                        return
+                    try:
+                        if await self._talk(connection):
+                            return
+                    except (asyncio.CancelledError, ServerError):
+                        await connection.close()  # with a word: the server need not keep the session
+                        raise
                 problem = "it was cut off"
             except ConnectionClosed as closed:
                 if closed.rcvd is not None and closed.rcvd.code in REFUSED:

@@ -60,6 +60,8 @@ class ServeConfig:
             raise ConfigError(f"max-sessions must be at least 1: got {self.max_sessions}")
         if self.key is None and not is_loopback(self.host):
             raise ConfigError(f"{self.host} can be reached from other machines: give --api-key-file, or stay on 127.0.0.1")
+        if self.wyoming_port is not None and (self.key is not None or not is_loopback(self.host)):
+            raise ConfigError("Wyoming knows no keys: give --wyoming-port to a server on 127.0.0.1 that has none, and tunnel to it")
         if self.key is not None and (len(self.key) < MIN_KEY or not KEY_CHARACTERS.issuperset(self.key)):
             raise ConfigError(
                 f"a key has at least {MIN_KEY} characters, letters, digits and !#$%&'*+-.^_`|~: got one of {len(self.key)}; "

@@ -47,9 +47,10 @@ class Wish:
 
 @dataclass(frozen=True)
 class Note:
-    """What came of a stream: it was opened, a message was taken or refused, something was written, it has flushed, finished or failed."""
+    """What came of a stream: it was opened, a message was taken or refused, something was written, it has flushed, come to
+    a mark, finished or failed."""
 
-    kind: Literal["opened", "taken", "refused", "moment", "flushed", "finished", "failed"]
+    kind: Literal["opened", "taken", "refused", "moment", "flushed", "marked", "finished", "failed"]
     number: int = 0
     """The client's number of the message that it answers."""
     moment: Moment | None = None
@@ -66,7 +67,7 @@ class Note:
 class _Op:
     """Something sent to a stream, on its way through the two threads."""
 
-    kind: Literal["open", "source", "tokens", "turn", "flush", "end", "skip"]
+    kind: Literal["open", "source", "tokens", "turn", "flush", "mark", "end", "skip"]
     now_s: float | None = None
     number: int = 0
     payload: bytes = b""
@@ -125,6 +126,10 @@ class Stream:
     def flush(self, number: int = 0) -> None:
         """Write out what has been sent; what follows begins a new window."""
         self._put(_Op("flush", self._now_s(), number))
+
+    def mark(self, number: int = 0) -> None:
+        """Say when all that was sent before has been written."""
+        self._put(_Op("mark", number=number))
 
     def end(self, number: int = 0) -> None:
         """The source ends here; said again, it changes nothing."""
@@ -448,6 +453,8 @@ class Hub:
             except ZendayaError as error:
                 return [Note("refused", op.number, error=f"gamma: {error}")]
             return [self._moment(stream, mark) for mark in session.take_marks()]
+        elif op.kind == "mark":
+            return [Note("marked", op.number)]
         elif op.kind == "flush":
             stream._answer = Note("flushed", op.number)
             self._let_write(stream, session.cut(op.now_s))

@@ -38,6 +38,8 @@ TOKEN = r"[A-Za-z0-9_-]{16,128}"
 OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "received")
 # Why a connection was closed, beside WebSocket's own codes.
 BAD_HELLO, WRONG_TOKEN, UNKNOWN, NO_HELLO, TAKEN_OVER, GONE, OVERRUN = 4400, 4403, 4404, 4408, 4409, 4410, 4413
+PARTING_S = 1.0
+"""What was sent before a connection was closed is read for so long."""
 LEFT = (1000, 1001)
 """Closed so by the client, it will not come back."""
 
@@ -79,17 +81,22 @@ class Kept:
     expiry: asyncio.TimerHandle | None = None
 
     def note(self, sort: str, **what: Any) -> None:
-        """Write an event down, until it is acknowledged; of those sent, the oldest go where there are too many."""
+        """Write an event down, until it is acknowledged."""
         self.number += 1
         self.events.append((self.number, json.dumps({"type": sort, "seq": self.number, **what}, ensure_ascii=False)))
+        self.sent_up_to(self.sent)
+        self.changed.set()
+
+    def sent_up_to(self, number: int) -> None:
+        """Events up to one have been sent: of these, the oldest go where there are too many."""
+        self.sent = max(self.sent, number)
         while len(self.events) > self.max_events and self.events[0][0] <= self.sent:
             self.events.popleft()
-        self.changed.set()
 
     def acknowledge(self, received: int) -> None:
         """The client has all events up to one."""
-        if received > self.sent:
-            raise FieldError("received", f"received: event {received} has not been sent: the last was {self.sent}")
+        if received > self.number:
+            raise FieldError("received", f"received: event {received} has not been sent: the last was {self.number}")
         while self.events and self.events[0][0] <= received:
             self.events.popleft()
         self.changed.set()
@@ -319,9 +326,12 @@ class Native:
         writer = asyncio.create_task(self._write(line, kept))
         reader = asyncio.create_task(self._read(line, kept))
         try:
-            done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and writer.exception() is not None:
+                await asyncio.wait((reader,), timeout=PARTING_S)  # it may know how the client has left
+            for task in (writer, reader):
+                if task.done():
+                    task.result()
         finally:
             for task in (writer, reader):
                 task.cancel()
@@ -337,8 +347,9 @@ class Native:
             skip = max(0, place + 1 - kept.first)
             ahead = [kept.events[at] for at in range(skip, min(skip + 64, len(kept.events)))]
             for number, text in ahead:
-                kept.sent, place = max(kept.sent, number), number
                 await line.send(text)
+                kept.sent_up_to(number)
+                place = number
             if kept.settled:
                 await line.close(1012 if self.server.draining else 1000, "finished")
                 return

@@ -78,11 +78,13 @@ async def run(
     config: ServeConfig, served: Served, http: socket.socket, wyoming: socket.socket | None, *, say: Callable[[str], None]
 ) -> None:  # fmt: skip
     """Serve until a signal, and until all is delivered; `say` is told where."""
-    listener = Listener(make_app(config, served), config)
+    listener = Listener(make_app(config, served, wyoming_socket=wyoming), config)
     task = asyncio.create_task(listener.serve(sockets=[http]))
     while not listener.started and not task.done():
         await asyncio.sleep(0.01)
     if listener.started:
         host = f"[{config.host}]" if ":" in config.host else config.host
         say(f"zendaya: captions of {served.name} at http://{host}:{http.getsockname()[1]}")
+        if wyoming is not None:
+            say(f"zendaya: Wyoming at tcp://{host}:{wyoming.getsockname()[1]}")
     await task

@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 RATES = (8000, 48_000)
 """Samples a second that are taken."""
 PIECE = 2 * SAMPLE_RATE
-"""Bytes of sound that are heard in one go, a second, so that a long message does not hold up others."""
+"""Bytes of sound that are heard in one go, about a second, so that a long message does not hold up others."""
 MAX_PICTURE = 4096 * 4096
 """Pixels of a picture: 48 MB once it is decoded."""
 MAX_ROWS_S = 1000.0
@@ -102,27 +102,30 @@ class Intake:
 
 
 class Sound(Intake):
-    """Samples, s16le, one channel; another rate than the encoder's is resampled as it comes."""
+    """Samples of one channel, s16le or (`floats`) float32; another rate than the encoder's is resampled as it comes."""
 
     kind = "audio"
 
-    def __init__(self, encoder: Encoder[Any, Any], rate: float) -> None:
+    def __init__(self, encoder: Encoder[Any, Any], rate: float = SAMPLE_RATE, *, floats: bool = False) -> None:
         if rate != int(rate) or not RATES[0] <= rate <= RATES[1]:
             raise FieldError("rate", f"rate: expected a whole number of samples a second in {RATES[0]} … {RATES[1]}: got {rate:g}")
-        self.encoder, self.rate = encoder, int(rate)
+        self.encoder, self.rate, self.width = encoder, int(rate), 4 if floats else 2
         self._resampler = None if self.rate == SAMPLE_RATE else Resampler(self.rate)
 
     def check(self, payload: bytes) -> float:
-        if len(payload) % 2:
-            raise FieldError("samples", f"samples: expected two bytes each, s16le: got {len(payload)} bytes, an odd number", "bad_samples")
-        return len(payload) / 2 / self.rate
+        if len(payload) % self.width:
+            raise FieldError(
+                "samples", f"samples: expected two bytes each, s16le: got {len(payload)} bytes, and a part of one", "bad_samples"
+            )
+        return len(payload) / self.width / self.rate
 
     def pieces(self, payload: bytes) -> Iterator[bytes]:
         for first in range(0, len(payload), PIECE):
             yield payload[first : first + PIECE]
 
     def raw(self, payload: bytes) -> Samples:
-        samples_S = np.frombuffer(payload, "<i2").astype(np.float32) / np.float32(32768)
+        whole = self.width == 2
+        samples_S = np.frombuffer(payload, "<i2").astype(np.float32) / np.float32(32768) if whole else np.frombuffer(payload, "<f4")
         return samples_S if self._resampler is None else self._resampler.read(samples_S)
 
     def rest(self) -> Samples | None:
