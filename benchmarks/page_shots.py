@@ -1,4 +1,4 @@
-"""Pictures of the page, as a visitor sees it while the sample plays: light, dark, and two streams side by side.
+"""Pictures of the page, as a visitor sees it while the sample plays: light, dark, two streams side by side, narrow.
 
 python benchmarks/page_shots.py [--out docs] [--url http://127.0.0.1:8765]
 
@@ -20,6 +20,8 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 LIMIT_MS = 120_000
+SHOTS = [("light", "light", False, 1280), ("dark", "dark", False, 1280), ("compare", "light", True, 1280), ("narrow", "light", False, 420)]
+"""Name, colours, whether side by side, width."""
 
 
 @contextlib.contextmanager
@@ -45,7 +47,7 @@ def play(page: Page, words: int) -> None:
 
 
 def main() -> None:
-    """Take the three pictures."""
+    """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--url")
@@ -57,9 +59,7 @@ def main() -> None:
         url = options.url or stack.enter_context(served())
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, scheme, compare, width in (
-            ("light", "light", False, 1280), ("dark", "dark", False, 1280), ("compare", "light", True, 1280), ("narrow", "light", False, 420)
-        ):  # fmt: skip
+        for name, scheme, compare, width in SHOTS:
             page = browser.new_page(viewport={"width": width, "height": 1040}, color_scheme=scheme)  # type: ignore[arg-type]
             page.goto(url)
             if compare:

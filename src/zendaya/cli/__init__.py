@@ -170,8 +170,8 @@ def presets() -> None:
 
 
 @app.command()
-def demo() -> None:
+def demo(page: Annotated[bool, typer.Option("--page", help="Serve the web page, after it has captioned the sample.")] = False) -> None:
     """Turn the dial on a real recording, watch each word's horizon, and audit the decoder that wrote it."""
-    from zendaya.demo import run
+    from zendaya.demo import run, serve
 
-    run(_console())
+    (serve if page else run)(_console())
