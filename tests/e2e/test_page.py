@@ -154,6 +154,7 @@ class Visit:
         self.url, self.asked, self.problems, self.sent = url, [], [], {}
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda said: self.problems.append(said.text) if "Content Security Policy" in said.text else None)
         self.page.on("websocket", self._follow)
         self.words = self.page.locator("#captions-a .word")
 
@@ -317,6 +318,11 @@ def test_a_word_shows_what_it_had_been_allowed_to_read(cut):
     assert cut.words.nth(1).get_attribute("aria-describedby") == "detail"
     cut.page.keyboard.press("Tab")
     assert detail.inner_text().startswith("Point at a word")
+    assert cut.page.evaluate("document.activeElement.id") == "dial-a"
+    cut.page.keyboard.press("Shift+Tab")
+    tells(words[-1])
+    cut.page.keyboard.press("Shift+Tab")
+    assert cut.page.evaluate("document.activeElement.id") == "compare", "no way out of the captions"
 
 
 @needs_chromium
@@ -583,6 +589,35 @@ def test_subtitles_are_those_of_the_library(stub, tmp_path):
 
 
 # Without a source.
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [("NotAllowedError", "was not allowed"), ("NotFoundError", "No microphone was found"), ("Error", "^Broken$")],
+)
+def test_a_microphone_that_cannot_be_had_is_said(visit, error, said):
+    here = visit().go()
+    here.page.evaluate(
+        "name => { navigator.mediaDevices.getUserMedia = async () => { throw Object.assign(new Error('Broken'), { name }); }; }",
+        error,
+    )
+    here.press("Microphone")
+    playwright_api.expect(here.page.locator("#status")).to_have_text(re.compile(said), timeout=LIMIT_MS)
+    playwright_api.expect(here.page.get_by_role("button", name="Microphone")).to_be_focused(timeout=LIMIT_MS)
+    here.press("Sample")
+    here.page.get_by_role("button", name="Stop").click()
+    here.finished()
+
+
+@needs_chromium
+def test_a_file_that_cannot_be_played_is_said(visit, tmp_path):
+    (tmp_path / "notes.wav").write_text("no sound at all")
+    here = visit().go()
+    here.page.get_by_label("A recording or video").set_input_files(tmp_path / "notes.wav")
+    playwright_api.expect(here.page.locator("#status")).to_have_text(
+        re.compile("^notes.wav: this browser cannot play it"), timeout=LIMIT_MS
+    )
 
 
 @needs_chromium

@@ -42,9 +42,19 @@ export class Lane {
     const wordAt = (event) => this.transcript.words[event.target.closest?.(".word")?.dataset.index];
     this.captions.onpointerover = (event) => this.on.point(this, wordAt(event) ?? null);
     this.captions.onpointerleave = () => this.on.point(this, this._focused());
-    this.captions.onfocus = () => this.spans.length && this._focus(this.at ?? this.spans.length - 1);
+    this.captions.addEventListener("focusin", (event) => {
+      const word = wordAt(event);
+      if (word) {
+        this.at = word.index;
+        event.target.setAttribute("aria-describedby", "detail");
+        this.on.point(this, word);
+      } else if (this.spans.length) this._focus(this.spans.length - 1);
+    });
     this.captions.addEventListener("focusout", ({ relatedTarget }) => {
-      if (!this.captions.contains(relatedTarget)) this.on.point(this, null);
+      if (this.captions.contains(relatedTarget)) return;
+      this.at = null;
+      if (this.spans.length) this._rove(this.spans.at(-1));
+      this.on.point(this, null);
     });
     this.captions.onkeydown = (event) => this._key(event);
   }
@@ -67,6 +77,8 @@ export class Lane {
     this.beganS = 0;
     this.sentence = "";
     this.captions.replaceChildren();
+    this.captions.tabIndex = 0;
+    this.stop = null;
     this.latest.hidden = true;
     this.hint.hidden = false;
     this.sourceDropped = 0;
@@ -97,6 +109,7 @@ export class Lane {
       },
     });
     this.connection = connection;
+    this.on.state(this, connection.state, "");
   }
 
   _turn(wish) {
@@ -132,6 +145,7 @@ export class Lane {
       span.append(document.createTextNode(text.slice(space.length)));
       this.paragraph.append(span);
       this.spans.push(span);
+      if (this.at === null) this._rove(span);
     } else this.spans.at(-1).append(document.createTextNode(text));
     this.sentence += text;
     if (SENTENCE.test(text)) this._endSentence();
@@ -185,11 +199,15 @@ export class Lane {
   }
 
   _focus(index) {
-    this.at = index;
-    const span = this.spans[index];
-    span.setAttribute("aria-describedby", "detail");
-    span.focus();
-    this.on.point(this, this.transcript.words[index]);
+    this._rove(this.spans[index]);
+    this.spans[index].focus();
+  }
+
+  _rove(span) {
+    this.captions.tabIndex = -1;
+    if (this.stop) this.stop.tabIndex = -1;
+    this.stop = span;
+    span.tabIndex = 0;
   }
 
   _focused() {

@@ -42,10 +42,10 @@ async function begin(source) {
   for (const lane of active()) lane.begin(BASE, state.key, 0);
   try {
     await source.start();
+    if (state.source !== source) return;
     get("video").hidden = !source.hasPicture;
     get("playing").textContent = source.name;
   } catch (error) {
-    say(refusal(error), "failed");
     for (const lane of active()) lane.connection.close();
     await finish();
     say(refusal(error), "failed");
@@ -53,10 +53,10 @@ async function begin(source) {
 }
 
 function refusal(error) {
+  if (!isSecureContext) return "A browser lets pages listen only over https, or at this machine's own address (127.0.0.1)";
   if (error.name === "NotAllowedError") return "The microphone was not allowed: allow it for this page, or choose a file";
   if (error.name === "NotFoundError") return "No microphone was found: connect one, or choose a file";
-  if (!navigator.mediaDevices) return "A microphone needs https, or this machine's own address (127.0.0.1)";
-  return error.message[0].toUpperCase() + error.message.slice(1);
+  return error.message;
 }
 
 function heard(samples) {
@@ -141,7 +141,9 @@ const SAID = {
 };
 
 function linked(lane, what, detail) {
-  const worst = active().map((each) => each.connection?.state).find((each) => ["failed", "key", "full", "lost"].includes(each)) ?? what;
+  // Of two streams the one that is worse off.
+  const states = active().map((each) => each.connection?.state);
+  const worst = ["failed", "key", "full", "lost", "connecting", "open"].find((each) => states.includes(each)) ?? what;
   say(worst === "failed" ? `The server refused: ${detail}` : SAID[worst], worst);
   get("key-form").hidden = worst !== "key";
   if (worst === "key") get("key").focus();

@@ -4,6 +4,7 @@ import { Resampler, toPcm } from "./resample.js";
 
 export const RATE = 16000;
 const CHUNK = 1280; // samples of a message: 80 ms
+const DRAIN_MS = 1000; // an audio thread that does not answer is not waited for
 
 // Collects samples of 16 kHz into messages.
 class Chunks {
@@ -32,7 +33,7 @@ class Listener {
   constructor(on) {
     this.on = on;
     this.dropped = 0;
-    this.stopped = false;
+    this.stopped = null;
   }
 
   async _listen(context, node) {
@@ -61,11 +62,16 @@ class Listener {
   }
 
   // No more is taken; resolves when all that was heard has been given.
-  async stop() {
-    if (this.stopped) return;
-    this.stopped = true;
-    this.capture?.port.postMessage("flush");
-    await Promise.race([this.drained, new Promise((resolve) => setTimeout(resolve, 1000))]);
+  stop() {
+    this.stopped ??= this._stop();
+    return this.stopped;
+  }
+
+  async _stop() {
+    if (this.capture) {
+      this.capture.port.postMessage("flush");
+      await Promise.race([this.drained, new Promise((resolve) => setTimeout(resolve, DRAIN_MS))]);
+    }
     this._release();
     await this.context?.close();
   }
@@ -77,6 +83,7 @@ export class Microphone extends Listener {
   async start() {
     const wish = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: true };
     this.stream = await navigator.mediaDevices.getUserMedia({ audio: wish });
+    if (this.stopped) return this._release(); // while the browser asked
     this.stream.getAudioTracks()[0].onended = () => this.on.ended();
     const context = new AudioContext({ latencyHint: "interactive" });
     await this._listen(context, context.createMediaStreamSource(this.stream));
@@ -86,7 +93,7 @@ export class Microphone extends Listener {
   mute() {}
 
   _release() {
-    for (const track of this.stream.getTracks()) track.stop();
+    for (const track of this.stream?.getTracks() ?? []) track.stop();
   }
 }
 
@@ -107,6 +114,7 @@ export class Media extends Listener {
       element.onloadedmetadata = resolve;
       element.onerror = () => reject(new Error(`${this.file.name}: this browser cannot play it: choose another recording or video`));
     });
+    if (this.stopped) return;
     this.hasPicture = element.videoWidth > 0;
     const context = new AudioContext();
     const node = context.createMediaElementSource(element);
@@ -116,7 +124,7 @@ export class Media extends Listener {
     this.capture.port.postMessage("start");
     element.onended = () => this.on.ended();
     element.onerror = () => this.on.ended();
-    await element.play();
+    if (!this.stopped) await element.play();
   }
 
   mute(muted) {
@@ -125,6 +133,7 @@ export class Media extends Listener {
   }
 
   _release() {
+    this.element.onerror = this.element.onended = null;
     this.element.pause();
     this.element.removeAttribute("src");
     this.element.load();
@@ -136,6 +145,7 @@ export class Media extends Listener {
 export class Sample {
   name = "Sample";
   dropped = 0;
+  stopped = null;
 
   constructor(url, on) {
     this.url = url;
@@ -144,9 +154,10 @@ export class Sample {
 
   async start() {
     const answer = await fetch(this.url);
-    if (!answer.ok) throw new Error("the server has no sample: install the extra demo, or choose a file");
+    if (!answer.ok) throw new Error("The server has no sample: install the extra demo, or choose a file");
     // Decoded at its own rate there is nothing to resample.
     const buffer = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await answer.arrayBuffer());
+    if (this.stopped) return;
     const samples = buffer.getChannelData(0);
     this.context = new AudioContext();
     this.gain = new GainNode(this.context, { gain: this.muted ? 0 : 1 });
@@ -169,9 +180,12 @@ export class Sample {
     if (this.gain) this.gain.gain.value = muted ? 0 : 1;
   }
 
-  async stop() {
-    if (this.stopped) return;
-    this.stopped = true;
+  stop() {
+    this.stopped ??= this._stop();
+    return this.stopped;
+  }
+
+  async _stop() {
     clearInterval(this.timer);
     this.chunks?.finish();
     await this.context?.close();
