@@ -1,4 +1,4 @@
-"""Pictures of the page, as a visitor sees it while the sample plays: light, dark, two streams side by side, narrow.
+"""Pictures of the page, as a visitor sees it while the sample plays: light, dark, and two streams side by side.
 
 python benchmarks/page_shots.py [--out docs] [--url http://127.0.0.1:8765]
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 LIMIT_MS = 120_000
-SHOTS = [("light", "light", False, 1280), ("dark", "dark", False, 1280), ("compare", "light", True, 1280), ("narrow", "light", False, 420)]
-"""Name, colours, whether side by side, width."""
+SHOTS = [("light", "light", False), ("dark", "dark", False), ("compare", "light", True)]
+"""Name, colours, whether side by side."""
 
 
 @contextlib.contextmanager
@@ -59,15 +59,16 @@ def main() -> None:
         url = options.url or stack.enter_context(served())
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, scheme, compare, width in SHOTS:
-            page = browser.new_page(viewport={"width": width, "height": 1040}, color_scheme=scheme)  # type: ignore[arg-type]
+        for name, scheme, compare in SHOTS:
+            page = browser.new_page(viewport={"width": 1280, "height": 1040}, color_scheme=scheme)  # type: ignore[arg-type]
             page.goto(url)
             if compare:
                 page.get_by_label("Side by side").check()
-            play(page, 22 if compare else 9)
+                page.locator("#dial-a").fill("0.2")
+            play(page, 12 if compare else 9)
             page.locator(".word").nth(5).hover()
             page.wait_for_timeout(300)
-            page.screenshot(path=options.out / f"page-{name}.png", full_page=compare or width < 500)
+            page.screenshot(path=options.out / f"page-{name}.png", full_page=compare)
             page.close()
         browser.close()
 

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const THUMB = 10; // half of the slider's thumb: where the track begins and ends
-const TOP_LAG_S = 6;
+const TOP_LAG_S = 8;
 const TOP_WER = 20;
 export const MOST_GAMMA = 1.5;
 const K_S = { low: 0.5, high: 8, step: 0.5, first: 3 };
@@ -142,7 +142,7 @@ export class Dial {
     const [first, last] = [points[0], points.at(-1)];
     const label = (kind, text, x, y, anchor) => draw(this.plot, "text", { class: kind, x, y, "text-anchor": anchor }, text);
     label("lag-name", `lag ${first.lag_s.toFixed(1)} s`, THUMB + 2, this._y(first.lag_s / TOP_LAG_S) - 7, "start");
-    label("wer-name", `words wrong ${first.wer.toFixed(1)} %`, THUMB + 2, this._y(first.wer / TOP_WER) + 16, "start");
+    label("wer-name", `wrong ${first.wer.toFixed(1)} %`, THUMB + 2, this._y(first.wer / TOP_WER) + 16, "start");
     label("lag-name", `${last.lag_s.toFixed(1)} s`, box.width - THUMB, this._y(last.lag_s / TOP_LAG_S) + 16, "end");
     label("wer-name", `${last.wer.toFixed(1)} %`, box.width - THUMB, this._y(last.wer / TOP_WER) - 5, "end");
     this.marks = {

@@ -7,7 +7,7 @@ import { Transcript } from "./transcript.js";
 const NEAR_PX = 32; // so near to the end the captions count as being there
 const LONG = 280; // characters of a paragraph that ends with its sentence
 const TURN_MS = 60;
-const GAUGE_LAG_S = 6;
+const GAUGE_LAG_S = 10;
 const SENTENCE = /[.!?…]["'”’)\]]*$/u;
 
 const seconds = (value) => `${value.toFixed(value < 0.995 ? 2 : 1)} s`;

@@ -276,7 +276,7 @@ export class Timeline {
         pen.fillStyle = colours[`${lane.id}-soft`];
         pen.fillRect(left - 3, middle - ROW / 2, wide + 6, ROW);
       }
-      pen.fillStyle = shown ? colours[lane.id] : colours.ink;
+      pen.fillStyle = shown || this.lanes.length > 1 ? colours[lane.id] : colours.ink;
       pen.fillText(text, left, middle + 0.5);
       this.boxes.push({ lane, word, left: left - 3, right: left + wide + 4, top: middle - ROW / 2, bottom: middle + ROW / 2 });
       this.boxes.push({ lane, word, left: moment - 4, right: moment + 4, top: y(word.event.readS) - 4, bottom: y(word.event.readS) + 4 });
