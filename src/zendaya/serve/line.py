@@ -21,7 +21,8 @@ class Line:
         self._websocket, self._slow_s = websocket, slow_s
         self._sending = asyncio.Lock()
         self.code = 1006
-        """How it was closed, once it is."""
+        """How the client has closed it, once it has."""
+        self._closing = False
 
     @staticmethod
     async def accept(websocket: WebSocket, slow_s: float) -> Line:
@@ -37,7 +38,7 @@ class Line:
         except (WebSocketDisconnect, RuntimeError):
             return None
         if message["type"] == "websocket.disconnect":
-            self.code = message.get("code") or 1005
+            self.code = 1006 if self._closing else message.get("code") or 1005
             return None
         return message["text"] if message.get("text") is not None else message["bytes"]
 
@@ -54,6 +55,7 @@ class Line:
 
     async def close(self, code: int, reason: str = "") -> None:
         """Say goodbye, if somebody listens."""
+        self._closing = True
         if self._websocket.application_state is WebSocketState.CONNECTED:
             with contextlib.suppress(asyncio.TimeoutError, WebSocketDisconnect, RuntimeError):
                 await asyncio.wait_for(self._websocket.close(code, reason[:120]), self._slow_s)
