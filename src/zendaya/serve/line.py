@@ -10,6 +10,8 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+CLOSE_S = 3.0
+"""What the last bytes and the answer to a goodbye may take."""
 PROTOCOLS = ("zendaya", "realtime")
 """Subprotocols that are spoken; the server takes the first of them that a client offers."""
 
@@ -63,6 +65,10 @@ class Line:
 
 class Socket(WebSocketsSansIOProtocol):
     """uvicorn's socket, which lets go for good of a client that does not read: closing alone would wait for it without end."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.close_timeout = CLOSE_S
 
     async def run_asgi(self) -> None:
         """As uvicorn's, then so long for the last bytes to go out."""

@@ -21,6 +21,7 @@ from servers import Wire, of_session, serving, texts, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from zendaya import Client, PowerLaw
+from zendaya.engine import engine_for
 from zendaya.serve.logs import JsonFormatter, log_to
 
 KEY = "a-key-of-32-letters_0123456789ab"
@@ -31,7 +32,7 @@ def rows(seed, count=60):
 
 
 def alone(served, gamma, values):
-    session = served.model.open(PowerLaw(gamma))
+    session = served.model.open(PowerLaw(gamma), engine=engine_for(served.model))
     return of_session([*session.push(values), *session.finish()])
 
 
@@ -181,11 +182,9 @@ def upgraded(running, path="/v1/stream"):
 
 
 def frame(payload, opcode=2, *, masked=True):
-    size = len(payload)
-    head = bytes([0x80 | opcode]) + (
-        bytes([size | 0x80 * masked]) if size < 126 else bytes([127 | 0x80 * masked]) + struct.pack(">Q", size)
-    )
-    return head + (bytes(4) if masked else b"") + payload
+    size, bit = len(payload), 0x80 * masked
+    length = bytes([size | bit]) if size < 126 else bytes([127 | bit]) + struct.pack(">Q", size)
+    return bytes([0x80 | opcode]) + length + (bytes(4) if masked else b"") + payload
 
 
 HELLO = {"type": "open", "session": "frozen", "token": "0123456789abcdef", "gamma": 0.5}
@@ -203,11 +202,11 @@ def test_a_client_that_does_not_answer_pings_is_let_go_and_may_come_back(tiny):
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_nobody_waits_for_it(tiny):
-    with serving(tiny, slow_s=0.5, ping_s=60) as running:
+    with serving(tiny, slow_s=0.5, ping_s=60, send_buffer=4096) as running:
         raw = upgraded(running)
         raw.sendall(frame(json.dumps(HELLO).encode(), 1))
         count = 0
-        values = rows(1, 600)
+        values = rows(1, 240)
 
         def frozen():
             nonlocal count
