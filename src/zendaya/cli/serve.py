@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -41,10 +42,12 @@ def serve(
         host=host, port=port, wyoming_port=wyoming_port, key=None if api_key_file is None else read_key(api_key_file),
         origins=tuple(origin or ()), max_sessions=max_sessions, gamma=gamma, drain_s=drain,
     )  # fmt: skip
-    # What cannot be listened on is said before a model is loaded.
-    sockets = bind(host, port), None if wyoming_port is None else bind(host, wyoming_port)
-    from zendaya.serve.served import load_served
+    with contextlib.ExitStack() as stack:
+        # What cannot be listened on is said before a model is loaded.
+        http = stack.enter_context(bind(host, port))
+        wyoming = None if wyoming_port is None else stack.enter_context(bind(host, wyoming_port))
+        from zendaya.serve.served import load_served
 
-    served = load_served(model, encoder)
-    log_to()
-    asyncio.run(run(config, served, *sockets, say=typer.echo))
+        served = load_served(model, encoder)
+        log_to()
+        asyncio.run(run(config, served, http, wyoming, say=typer.echo))

@@ -10,6 +10,8 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+CLOSE_S = 3.0
+"""What the last bytes and the answer to a goodbye may take."""
 PROTOCOLS = ("zendaya", "realtime")
 """Subprotocols that are spoken; the server takes the first of them that a client offers."""
 
@@ -21,7 +23,8 @@ class Line:
         self._websocket, self._slow_s = websocket, slow_s
         self._sending = asyncio.Lock()
         self.code = 1006
-        """How it was closed, once it is."""
+        """How the client has closed it, once it has."""
+        self._closing = False
 
     @staticmethod
     async def accept(websocket: WebSocket, slow_s: float) -> Line:
@@ -37,7 +40,7 @@ class Line:
         except (WebSocketDisconnect, RuntimeError):
             return None
         if message["type"] == "websocket.disconnect":
-            self.code = message.get("code") or 1005
+            self.code = 1006 if self._closing else message.get("code") or 1005
             return None
         return message["text"] if message.get("text") is not None else message["bytes"]
 
@@ -54,6 +57,7 @@ class Line:
 
     async def close(self, code: int, reason: str = "") -> None:
         """Say goodbye, if somebody listens."""
+        self._closing = True
         if self._websocket.application_state is WebSocketState.CONNECTED:
             with contextlib.suppress(asyncio.TimeoutError, WebSocketDisconnect, RuntimeError):
                 await asyncio.wait_for(self._websocket.close(code, reason[:120]), self._slow_s)
@@ -61,6 +65,10 @@ class Line:
 
 class Socket(WebSocketsSansIOProtocol):
     """uvicorn's socket, which lets go for good of a client that does not read: closing alone would wait for it without end."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.close_timeout = CLOSE_S
 
     async def run_asgi(self) -> None:
         """As uvicorn's, then so long for the last bytes to go out."""

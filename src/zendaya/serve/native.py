@@ -354,7 +354,12 @@ class Native:
                 await line.close(1012 if self.server.draining else 1000, "finished")
                 return
             if not ahead and kept.taken == acknowledged:
-                await kept.changed.wait()
+                # Who has all and does not say so is not waited for without end; it may still come back.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(kept.changed.wait(), self.server.config.slow_s if kept.final else None)
+                if kept.final and not kept.changed.is_set():
+                    await line.close(1000, "finished")
+                    return
                 kept.changed.clear()
 
     async def _read(self, line: Line, kept: Kept) -> None:

@@ -13,6 +13,8 @@ from zendaya.serve.hub import Hub
 from zendaya.serve.served import Served
 
 LOG = logging.getLogger("zendaya.serve")
+FINALS_S = 30.0
+"""What may take the writing and delivering of what has come, once sources are ended."""
 RETRY_S = 5
 """When who is turned away may come back, in seconds."""
 
@@ -66,7 +68,7 @@ class Server:
         await self._until_empty(within_s)
         for end in list(self.enders):
             end()
-        await self._until_empty(self.config.drain_s)
+        await self._until_empty(FINALS_S)
 
     async def _until_empty(self, within_s: float) -> None:
         end_s = asyncio.get_running_loop().time() + within_s

@@ -19,13 +19,15 @@ from zendaya.serve.run import Listener, bind
 class Running:
     """A server that runs in a thread."""
 
-    def __init__(self, served, engine=None, **settings):
+    def __init__(self, served, engine=None, send_buffer=None, **settings):
         self.config = ServeConfig(port=0, **settings)
         wyoming = bind(self.config.host, 0) if self.config.wyoming_port is not None else None
         self.wyoming_port = wyoming.getsockname()[1] if wyoming is not None else None
         self.app = make_app(self.config, served, engine=engine, wyoming_socket=wyoming)
         self.listener = Listener(self.app, self.config)
         self._socket = bind(self.config.host, 0)
+        if send_buffer is not None:  # connections inherit it
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         self.port = self._socket.getsockname()[1]
         self.host = f"127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)

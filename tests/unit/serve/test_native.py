@@ -341,6 +341,17 @@ def test_events_are_kept_in_bounds_and_what_is_gone_is_said(tiny):
         assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
 
 
+def test_who_has_all_and_does_not_say_so_is_let_go(tiny):
+    with serving(tiny, slow_s=0.2, orphan_s=0.2) as running:
+        wire = Wire(running, {"type": "open"})
+        wire.source(rows(1).tobytes())
+        wire.say("end")
+        with pytest.raises(ConnectionClosed) as closed:
+            wire.until("more")
+        assert (wire.events[-1]["type"], closed.value.rcvd.code) == ("finished", 1000)
+        wait_for(lambda: not running.sessions and not running.server.seats)
+
+
 def test_a_full_server_takes_nobody_new_and_its_own_back(tiny):
     with serving(tiny, max_sessions=2) as running:
         wires = [Wire(running, {"type": "open", "gamma": 0.5}) for _ in range(2)]
