@@ -326,6 +326,22 @@ def test_a_word_shows_what_it_had_been_allowed_to_read(cut):
 
 
 @needs_chromium
+def test_a_word_on_the_time_axis_is_marked_in_the_captions(cut):
+    cut.page.locator("h1").hover()
+    cut.page.locator("#time").scroll_into_view_if_needed()
+    box = cut.page.locator("#time").bounding_box()
+    shown, names = cut.page.locator("#captions-a .word.shown"), set()
+    assert shown.count() == 0
+    for right in range(20, int(box["width"]), 12):
+        cut.page.mouse.move(box["x"] + right, box["y"] + 0.66 * box["height"])
+        if shown.count():
+            names.add(shown.get_attribute("data-index"))
+            assert cut.page.locator("#detail").inner_text().startswith(f"“{shown.inner_text()}”")
+    assert len(names) >= 2
+    assert f"{len(cut.saved()['words'])} words written" in cut.page.locator("#time").get_attribute("aria-label")
+
+
+@needs_chromium
 def test_two_streams_of_one_source_side_by_side(visit):
     here = visit().go()
     here.page.get_by_label("Side by side").check()
@@ -392,15 +408,12 @@ def test_a_server_with_a_key(browser, served):
         playwright_api.expect(here.page.locator("#status")).to_have_text("Connected", timeout=LIMIT_MS)
         here.press("Stop")
         here.finished()
+        cookies = here.context.cookies()
+        here.leave()
+        here = Visit(browser, running.url)  # one that holds the cookie and not the key
+        here.context.add_cookies(cookies)
+        here.go()
         here.context.clear_cookies()
-        here.page.route("**/readyz", lambda route: route.fulfill(status=401))
-        here.page.evaluate("""() => {
-            const Real = WebSocket;
-            let refused = 0;
-            window.WebSocket = class extends Real {  // as the server does where the browser has forgotten the key
-                constructor(url, names) { super(names.length > 1 ? url : `${url}&${refused++}`.replace('/v1/', '/none/'), names); }
-            };
-        }""")
         here.press("Microphone")
         here.page.get_by_label("This server wants a key").fill(KEY)
         here.page.get_by_role("button", name="Use it").click()
@@ -479,9 +492,9 @@ def stub(visit):
 def test_markup_from_the_model_is_text(stub):
     here, server = stub()
     hurt = '<img src=x onerror="window.hurt=1">'
-    server.write(" Hello", f" {hurt}", " <script>window.hurt=2</script>", " &amp;", " end.")
-    here.words.nth(4).wait_for()
-    assert here.page.locator("#captions-a").inner_text() == f"Hello {hurt} <script>window.hurt=2</script> &amp; end."
+    server.write(" Hello", f" {hurt}", " <script>window.hurt=2</script>", " &amp;", " end", hurt)
+    here.words.nth(4).get_by_text("onerror").wait_for()
+    assert here.page.locator("#captions-a").inner_text() == f"Hello {hurt} <script>window.hurt=2</script> &amp; end{hurt}"
     here.words.nth(1).hover()
     assert hurt in here.page.locator("#detail").inner_text()
     here.page.get_by_text("The last words as a table").click()
@@ -520,6 +533,12 @@ def test_captions_wait_for_who_has_scrolled_up(stub):
 @needs_chromium
 def test_events_that_come_twice_are_written_once_and_all_are_acknowledged(stub):
     here, server = stub()
+    here.page.evaluate("""() => {
+        window.taken = 0;  // what is written is never taken back
+        const count = (each) => { window.taken += each.removedNodes.length + (each.type === 'characterData'); };
+        const what = { childList: true, subtree: true, characterData: true };
+        new MutationObserver((all) => all.forEach(count)).observe(document.getElementById('captions-a'), what);
+    }""")
     server.write(" one", " two")
     here.words.nth(1).wait_for()
     server.say(text_event(2, " two", 0.6))
@@ -527,6 +546,7 @@ def test_events_that_come_twice_are_written_once_and_all_are_acknowledged(stub):
     server.write(" three")
     here.words.nth(2).wait_for()
     assert here.words.all_inner_texts() == ["one", "two", "three"]
+    assert here.page.evaluate("window.taken") == 0
     wait_for(lambda: here.page.wait_for_timeout(50) or {"type": "ack", "received": 3} in server.told)
     server.sockets[-1].close(code=1011)
     wait_for(lambda: here.page.wait_for_timeout(50) or (len(server.sockets) == 2 and server.told[-1]))
@@ -589,6 +609,41 @@ def test_subtitles_are_those_of_the_library(stub, tmp_path):
 
 
 # Without a source.
+
+
+@needs_chromium
+def test_a_server_that_does_not_want_the_page_is_said(visit, server):
+    strange = Proxy()
+    strange.port = server.port
+    here = visit(strange.url)
+    here.page.goto(here.url)
+    said = f"The server refuses this page: start it with --origin {strange.url}"
+    playwright_api.expect(here.page.locator("#status")).to_have_text(said, timeout=LIMIT_MS)
+    strange.close()
+
+
+@needs_chromium
+def test_a_proxy_that_passes_no_sockets_on_is_said(visit):
+    here = visit().go()
+    here.page.evaluate("() => { const Real = WebSocket; window.WebSocket = function (url) { return new Real(`${url.origin}/none`); }; }")
+    here.press("Sample")
+    playwright_api.expect(here.page.locator("#status")).to_have_text(re.compile("^The server takes no live connections"), timeout=LIMIT_MS)
+
+
+@needs_chromium
+def test_the_dial_says_what_was_measured_along_it(visit):
+    here = visit().go()
+    knob, promise = here.page.get_by_role("slider", name="Dial γ"), here.page.locator(".promise")
+    here.page.locator(".lag-line").wait_for()
+    assert [len(here.page.locator(line).get_attribute("points").split()) for line in (".lag-line", ".wer-line")] == [9, 9]
+    assert promise.inner_text() == "Measured: a word comes 3.1\u00a0s after it was said, 8.2\u00a0% are wrong."
+    at = here.page.locator(".lag-dot").get_attribute("cx")
+    knob.press("ArrowRight")
+    assert promise.inner_text() == "Measured around here: a word comes 2.9\u00a0s after it was said, 8.5\u00a0% are wrong."
+    assert float(here.page.locator(".lag-dot").get_attribute("cx")) > float(at)
+    knob.press("End")
+    assert knob.get_attribute("aria-valuetext") == "1.50: 2.1 seconds of lag, 18.5 percent of words wrong"
+    assert here.page.locator("#measured").inner_text().endswith("adapter b5b21ea03ea80787.")
 
 
 @needs_chromium

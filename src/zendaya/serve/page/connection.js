@@ -12,6 +12,7 @@ const SILENT_MS = 12000;
 // What is kept while nobody answers: half an hour of sound.
 const MOST_KEPT = 30 * 60 * 32000;
 const REMEMBERED = 64;
+const REFUSALS = 3; // of a server that is there: then it does not want this page
 const UNKNOWN = 4404;
 const GONE = 4410;
 const HOPELESS = new Set([4400, 4403, 4409, 4413]);
@@ -36,6 +37,7 @@ export class Connection {
     this.readS = 0; // where in the source the last event had read to
     this.dropped = 0; // seconds of source that no text will come of
     this.resumes = 0;
+    this.refusals = 0;
     this.ended = false;
     this.over = false;
     this.state = "connecting";
@@ -153,6 +155,7 @@ export class Connection {
       if (this.opened) this.resumes += 1;
       this.opened = message;
       this.waitMs = FIRST_WAIT_MS;
+      this.refusals = 0;
       this.sent = 0;
       this._forget(message.received);
       this._say("open");
@@ -222,7 +225,10 @@ export class Connection {
     if (status === 401) this._say("key");
     else if (status === 503) this._later("full", FULL_WAIT_MS);
     else if (status === 403) this._finish("failed", "the server takes no connections from this address");
-    else this._later("lost");
+    else {
+      this.refusals = status === 200 ? this.refusals + 1 : 0;
+      this._later(this.refusals < REFUSALS ? "lost" : "refused");
+    }
   }
 
   _later(state, waitMs = this.waitMs) {

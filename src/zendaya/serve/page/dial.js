@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const THUMB = 10; // half of the slider's thumb: where the track begins and ends
-const TOP_LAG_S = 8;
+const TOP_LAG_S = 6;
 const TOP_WER = 20;
 export const MOST_GAMMA = 1.5;
 const K_S = { low: 0.5, high: 8, step: 0.5, first: 3 };

@@ -137,13 +137,14 @@ get("compare").onchange = () => {
 
 const SAID = {
   connecting: "Connecting", open: "Connected", lost: "Connection lost, trying again", full: "The server is full, trying again",
+  refused: "The server takes no live connections: does a proxy before it pass WebSockets on?",
   key: "The server wants a key", finished: "Finished", closed: "Stopped",
 };
 
 function linked(lane, what, detail) {
   // Of two streams the one that is worse off.
   const states = active().map((each) => each.connection?.state);
-  const worst = ["failed", "key", "full", "lost", "connecting", "open"].find((each) => states.includes(each)) ?? what;
+  const worst = ["failed", "key", "refused", "full", "lost", "connecting", "open"].find((each) => states.includes(each)) ?? what;
   say(worst === "failed" ? `The server refused: ${detail}` : SAID[worst], worst);
   get("key-form").hidden = worst !== "key";
   if (worst === "key") get("key").focus();
