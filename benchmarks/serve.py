@@ -281,6 +281,7 @@ def fuzz(port: int, messages: int, *, route: str, dim: int = 16, seed: int = 0) 
     path = "/v1/stream" if route == "stream" else "/v1/realtime?intent=transcription"
     while found.messages < messages:
         with connect(f"ws://127.0.0.1:{port}{path}", compression=None, max_size=None) as line:
+            line.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 taken = 0
                 if route == "stream":

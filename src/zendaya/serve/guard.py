@@ -136,7 +136,10 @@ class Guard:
         body = json.dumps({"error": {"message": message, "type": "invalid_request_error", "code": code, "param": None}}).encode()
         headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if status == 401:
-            headers.append((b"www-authenticate", b'Basic realm="zendaya", charset="UTF-8"'))
+            # A browser asks for the key where somebody goes to the page; for what the page asks itself, the page does.
+            mode = dict(scope["headers"]).get(b"sec-fetch-mode", b"navigate")
+            challenge = b'Basic realm="zendaya", charset="UTF-8"' if mode == b"navigate" else b'Bearer realm="zendaya"'
+            headers.append((b"www-authenticate", challenge))
         start: dict[str, Any] = {"type": f"{kind}.start", "status": status, "headers": headers}
         await send(start)
         await send({"type": f"{kind}.body", "body": body})

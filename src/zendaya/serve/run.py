@@ -64,7 +64,8 @@ class Listener(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens, or one line on why it cannot."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # Named TCP, asyncio sends each message at once on its connections; without, it would wait for the one before to be acknowledged.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host.strip("[]"), port))

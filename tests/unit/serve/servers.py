@@ -78,6 +78,7 @@ class Wire:
 
     def __init__(self, running, hello=None, *, query="", **options):
         self.socket = connect(f"ws://{running.host}/v1/stream{query}", compression=None, max_size=None, **options).__enter__()
+        self.socket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.events, self.others, self.number = [], [], 0
         if hello is not None:
             self.tell(hello)

@@ -264,6 +264,15 @@ def test_pings_and_health_are_answered_while_the_model_computes(tiny, monkeypatc
         assert texts(wire.end()) == alone(tiny, 0.5, rows(1))
 
 
+def test_each_message_goes_out_at_once(tiny):
+    with serving(tiny) as running:
+        wire = Wire(running, {"type": "open"})
+        (connection,) = running.listener.server_state.connections
+        own = connection.transport.get_extra_info("socket")
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else 40 ms an event, where the client says nothing
+        wire.end()
+
+
 def test_a_bug_in_the_model_fails_its_streams_and_not_the_server(tiny, monkeypatch, caplog):
     with serving(tiny) as running:
         original = running.server.hub._company.round

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import subprocess
+import sys
 import wave
 from pathlib import Path
 
@@ -542,3 +543,39 @@ def test_simuleval_itself_scores_the_server(running, tmp_path, speech, floats):
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = (tmp_path / "out" / "instances.log").read_text().splitlines()
     assert words(json.loads(line)["prediction"])[:3] == SAID[:3]
+
+
+# Load and nonsense, in small.
+
+
+@pytest.fixture(scope="module")
+def bench():
+    path = Path(__file__).parents[3] / "benchmarks" / "serve.py"
+    specification = importlib.util.spec_from_file_location("benchmark_serve_speech", path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["benchmark_serve_speech"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_live_streams_at_once_lose_and_double_nothing(bench, running, alone, pcm):
+    sources, gammas = [np.roll(pcm, -n * 7919)[:80_000] for n in range(4)], [0.3, 0.5, 1.0]
+    found = bench.load(running.port, sources, gammas, lambda n: alone(sources[n], gammas[n % 3]))
+    assert (found["failed"], found["doubled"], found["different"], found["streams"]) == ([], 0, 0, 4)
+    assert found["tokens"] > 20
+    assert len(found["compute_lag_s_50_95_99"]) == 3
+
+
+def test_a_link_with_faults_does_not_change_what_is_heard(bench, running, alone, pcm):
+    faults = bench.Faults(seed=4, cuts=4, bytes=(20_000, 120_000))
+    messages = [pcm[first : first + 1600] for first in range(0, pcm.size, 1600)]
+    found = bench.cuts(running.port, [messages], faults, gamma=0.7)
+    assert (found["different"], found["cuts"] >= 4) == (0, True)
+
+
+def test_nonsense_on_the_realtime_socket_is_answered(bench, running, caplog):
+    found = bench.fuzz(running.port, 300, route="realtime", seed=5)
+    assert found.wrong == []
+    assert found.errors > 100
+    assert not any(bench.left(running.listener, 60.0).values())
+    assert "a bug" not in caplog.text

@@ -23,10 +23,9 @@ function randomHex(bytes) {
 }
 
 export class Connection {
-  // `dial` is {gamma} or {policy}; `on` has opened, event, state, restarted and failed.
-  constructor({ base, key, dial, on }) {
+  // `dial` is {gamma} or {policy}; `on` has opened, event, state and restarted.
+  constructor({ base, dial, on }) {
     this.base = base;
-    this.key = key;
     this.on = on;
     this.dial = dial; // as of the last message that the server has taken
     this.waiting = []; // not acknowledged, oldest first; their numbers follow each other
@@ -43,7 +42,7 @@ export class Connection {
     this.state = "connecting";
     this.waitMs = FIRST_WAIT_MS;
     this._begin();
-    this._wake = () => this._retry();
+    this._wake = () => this.retry();
     addEventListener("online", this._wake);
     this._timer = setInterval(() => this._tick(), ACK_MS);
     this._connect();
@@ -83,11 +82,6 @@ export class Connection {
     this._finish("closed");
   }
 
-  useKey(key) {
-    this.key = key;
-    this._retry();
-  }
-
   _begin() {
     this.name = randomHex(16);
     this.token = randomHex(24);
@@ -124,10 +118,8 @@ export class Connection {
   _connect() {
     const address = new URL(`v1/stream?session=${this.name}`, this.base);
     address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
-    // The name of this subprotocol is that of OpenAI's clients; where the browser holds the server's cookie, it needs none.
-    const protocols = this.key ? ["zendaya", `openai-insecure-api-key.${this.key}`] : ["zendaya"];
     let greeted = false;
-    const socket = new WebSocket(address, protocols);
+    const socket = new WebSocket(address, ["zendaya"]);
     this.socket = socket;
     this.heardMs = performance.now();
     socket.binaryType = "arraybuffer";
@@ -238,7 +230,8 @@ export class Connection {
     this._again = setTimeout(() => this._connect(), waitMs * (0.75 + 0.5 * Math.random()));
   }
 
-  _retry() {
+  // Connect now, if that is what is waited for.
+  retry() {
     if (this.over || this.socket) return;
     clearTimeout(this._again);
     this._connect();

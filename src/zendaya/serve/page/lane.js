@@ -90,13 +90,12 @@ export class Lane {
   }
 
   // Begin a session; the source is at this second.
-  begin(base, key, beganS) {
+  begin(base, beganS) {
     this.clear();
     this.beganS = beganS;
     this.hint.textContent = "Listening…";
     const connection = new Connection({
       base,
-      key,
       dial: this.dial.wish,
       on: {
         opened: (message) => {

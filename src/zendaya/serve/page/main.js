@@ -10,7 +10,7 @@ const TABLE_MS = 1000;
 const KEPT_SENTENCES = 12;
 const get = (id) => document.getElementById(id);
 
-const state = { source: null, running: false, heardS: 0, key: "" };
+const state = { source: null, running: false, heardS: 0, wanted: null };
 const timeline = new Timeline(get("time"), { onpoint: point });
 const lanes = { a: makeLane("a", "Dial γ", 0.5), b: null };
 
@@ -30,6 +30,12 @@ const active = () => [lanes.a, lanes.b].filter((lane) => lane && !lane.root.hidd
 async function begin(source) {
   if (state.running) return;
   state.running = true;
+  if (!(await mayCome())) {
+    state.running = false;
+    state.wanted = source;
+    wantKey();
+    return;
+  }
   state.source = source;
   state.heardS = 0;
   timeline.clear();
@@ -39,7 +45,7 @@ async function begin(source) {
   point(null, null);
   show();
   source.mute(!get("sound").checked);
-  for (const lane of active()) lane.begin(BASE, state.key, 0);
+  for (const lane of active()) lane.begin(BASE, 0);
   try {
     await source.start();
     if (state.source !== source) return;
@@ -127,7 +133,7 @@ get("compare").onchange = () => {
   }
   lanes.b.root.hidden = !two;
   lanes.a.setName(two ? "First dial γ" : "Dial γ");
-  if (two && state.running && state.source) lanes.b.begin(BASE, state.key, state.heardS);
+  if (two && state.running && state.source) lanes.b.begin(BASE, state.heardS);
   if (!two) lanes.b.connection?.close();
   timeline.lanes = active();
   timeline.redraw();
@@ -146,8 +152,7 @@ function linked(lane, what, detail) {
   const states = active().map((each) => each.connection?.state);
   const worst = ["failed", "key", "refused", "full", "lost", "connecting", "open"].find((each) => states.includes(each)) ?? what;
   say(worst === "failed" ? `The server refused: ${detail}` : SAID[worst], worst);
-  get("key-form").hidden = worst !== "key";
-  if (worst === "key") get("key").focus();
+  if (worst === "key") wantKey();
   if (what === "failed" && state.source) finish();
   if (lane.connection?.over) settle();
   buffered();
@@ -170,12 +175,31 @@ function buffered() {
 }
 setInterval(buffered, 250);
 
-get("key-form").onsubmit = (event) => {
+// The server knows a browser by a cookie, which it gives for the key. Nobody who answers may still come.
+async function mayCome(headers = {}) {
+  const answer = await fetch(new URL("readyz", BASE), { cache: "no-store", headers }).catch(() => null);
+  return answer?.status !== 401;
+}
+
+function wantKey() {
+  say(SAID.key, "key");
+  get("key-form").hidden = false;
+  get("key").focus();
+}
+
+get("key-form").onsubmit = async (event) => {
   event.preventDefault();
-  state.key = get("key").value.trim();
+  const key = get("key").value.trim();
   get("key").value = "";
+  if (!(await mayCome({ Authorization: `Basic ${btoa(`page:${key}`)}` }))) {
+    say("That is not the server's key", "failed");
+    return;
+  }
   get("key-form").hidden = true;
-  for (const lane of active()) lane.connection?.useKey(state.key);
+  for (const lane of active()) lane.connection?.retry();
+  const source = state.wanted;
+  state.wanted = null;
+  if (source) begin(source);
 };
 
 // What came of it.
