@@ -1,6 +1,6 @@
 """Who may come in, on every route and socket there is: with the key and from our own pages, or not at all."""
 
-import json
+import importlib.resources
 
 import httpx
 import pytest
@@ -183,14 +183,18 @@ def test_a_key_is_read_from_its_file(tmp_path):
         ServeConfig(key="with a space in the middle")
 
 
-def test_the_files_of_the_page_are_those_of_the_package(tiny, tmp_path, monkeypatch):
-    (tmp_path / "serve" / "page").mkdir(parents=True)
-    (tmp_path / "serve" / "page" / "index.html").write_text("<title>dial</title>")
-    (tmp_path / "serve" / "page" / "dial.js").write_text("1")
-    monkeypatch.setattr("zendaya.serve.app.importlib.resources.files", lambda _: tmp_path)
-    with serving(tiny) as running:
-        assert httpx.get(f"http://{running.host}/", timeout=60).text == "<title>dial</title>"
-        answer = httpx.get(f"http://{running.host}/page/dial.js", timeout=60)
-        assert (answer.text, answer.headers["content-type"].split(";")[0]) == ("1", "text/javascript")
-        assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
-        assert json.loads(httpx.get(f"http://{running.host}/page/other.js", timeout=60).text)["error"]["code"] == "http_404"
+def test_the_files_of_the_page_are_those_of_the_package(open_one):
+    page = importlib.resources.files("zendaya.serve.page")
+    assert HTTP.get(f"http://{open_one.host}/").text == (page / "index.html").read_text(encoding="utf-8")
+    answer = HTTP.get(f"http://{open_one.host}/page/dial.js")
+    assert answer.text == (page / "dial.js").read_text(encoding="utf-8")
+    assert answer.headers["content-type"].split(";")[0] == "text/javascript"
+    assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+    for name in ("other.js", "__init__.py", "..%2f..%2fapp.py"):
+        assert HTTP.get(f"http://{open_one.host}/page/{name}").json()["error"]["code"] == "http_404"
+
+
+def test_a_browser_asks_for_the_key_only_where_somebody_goes_to_the_page(running):
+    for mode, scheme in ((None, "Basic"), ("navigate", "Basic"), ("cors", "Bearer"), ("websocket", "Bearer")):
+        answer = HTTP.get(f"http://{running.host}/readyz", headers={} if mode is None else {"Sec-Fetch-Mode": mode})
+        assert (answer.status_code, answer.headers["WWW-Authenticate"].split()[0]) == (401, scheme)
