@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
 
+import torch
 import uvicorn
 from starlette.applications import Starlette
 
+from zendaya.engine import engine_for, missing
 from zendaya.errors import ConfigError
 from zendaya.serve.app import make_app
 from zendaya.serve.config import ServeConfig
@@ -20,6 +23,8 @@ from zendaya.serve.served import Served
 from zendaya.serve.server import Server
 
 LOG = logging.getLogger("zendaya.serve")
+MOST_CORES = 16
+"""More would wait for each other on models of this size."""
 
 
 class Listener(uvicorn.Server):
@@ -79,7 +84,11 @@ async def run(
     config: ServeConfig, served: Served, http: socket.socket, wyoming: socket.socket | None, *, say: Callable[[str], None]
 ) -> None:  # fmt: skip
     """Serve until a signal, and until all is delivered; `say` is told where."""
-    listener = Listener(make_app(config, served, wyoming_socket=wyoming), config)
+    # The encoder's thread and the decoder's work at the same time: each gets half of the cores.
+    cores = min(MOST_CORES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    torch.set_num_threads(max(1, cores // 2))
+    engine = engine_for(served.model, threads=cores - cores // 2) if missing() is None else None
+    listener = Listener(make_app(config, served, engine=engine, wyoming_socket=wyoming), config)
     task = asyncio.create_task(listener.serve(sockets=[http]))
     while not listener.started and not task.done():
         await asyncio.sleep(0.01)

@@ -14,7 +14,6 @@ from zendaya.errors import ConfigError
 from zendaya.serve.config import ServeConfig, read_key
 
 KEY = "a-key-of-32-letters_0123456789ab"
-HTTP = httpx.Client(timeout=60)
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -43,10 +42,10 @@ def places(running):
     return [*found, ("GET", "/no/such/path"), ("WEBSOCKET", "/no/such/socket")]
 
 
-def ask(running, method, path, headers):
+def ask(running, method, path, headers, client=httpx):
     """The status, and the headers of the answer."""
     if method != "WEBSOCKET":
-        answer = HTTP.request(method, f"http://{running.host}{path}", headers=headers)
+        answer = client.request(method, f"http://{running.host}{path}", headers=headers, timeout=60)
         return answer.status_code, answer.headers
     try:
         with connect(f"ws://{running.host}{path}", additional_headers=headers, compression=None):
@@ -55,7 +54,13 @@ def ask(running, method, path, headers):
         return refused.response.status_code, refused.response.headers
 
 
-def test_every_route_and_socket_asks_for_the_key_and_the_origin(running):
+@pytest.fixture(scope="module")
+def http():
+    with httpx.Client() as client:  # one for all: making one reads certificates
+        yield client
+
+
+def test_every_route_and_socket_asks_for_the_key_and_the_origin(running, http):
     walked = places(running)
     assert {"/v1/stream", "/v1/realtime", "/v1/audio/transcriptions", "/metrics", "/livez", "/", "/input"} < {path for _, path in walked}
     for method, path in walked:
@@ -64,7 +69,7 @@ def test_every_route_and_socket_asks_for_the_key_and_the_origin(running):
             {}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {KEY}x"}, {"Authorization": KEY},
             {"Authorization": "Basic ???"}, {"Cookie": f"zendaya={KEY}"}, {"Sec-WebSocket-Protocol": "openai-insecure-api-key.wrong"},
         ):  # fmt: skip
-            status, answered = ask(running, method, path, headers)
+            status, answered = ask(running, method, path, headers, http)
             assert status == 401, (where, headers)
             assert answered["WWW-Authenticate"].startswith("Basic")
             assert "default-src 'none'" in answered["Content-Security-Policy"]
@@ -75,12 +80,12 @@ def test_every_route_and_socket_asks_for_the_key_and_the_origin(running):
             f"https://127.0.0.1.evil:{running.port}",
             "http://[",
         ):
-            assert ask(running, method, path, {**BEARER, "Origin": origin})[0] == 403, (where, origin)
+            assert ask(running, method, path, {**BEARER, "Origin": origin}, http)[0] == 403, (where, origin)
         for origin in (f"http://127.0.0.1:{running.port}", f"http://localhost:{running.port}", "https://captions.example.org"):
-            status, answered = ask(running, method, path, {**BEARER, "Origin": origin})
+            status, answered = ask(running, method, path, {**BEARER, "Origin": origin}, http)
             refused = (401, 500) if "no/such" in path else (401, 403, 500)
             assert status not in refused, (where, origin, status)
-        assert ask(running, method, path, BEARER)[0] not in (401, 500)
+        assert ask(running, method, path, BEARER, http)[0] not in (401, 500)
     assert running.server.gauges.rejections.labels("unauthorized")._value.get() > 0
 
 
