@@ -1,6 +1,5 @@
 """The page in Chromium, on a server with the shipped model, a recording as its microphone: captions, dial, cuts, exports, names."""
 
-import asyncio
 import contextlib
 import importlib.resources
 import itertools
@@ -10,7 +9,6 @@ import shutil
 import socket
 import struct
 import threading
-import time
 import wave
 from pathlib import Path
 
@@ -19,15 +17,13 @@ import numpy as np
 import pytest
 import srt
 import webvtt
+from servers import serving, wait_for
 
 from zendaya.adapter import Adapter
 from zendaya.encoders.media import read_audio
 from zendaya.records import Event
-from zendaya.serve.app import make_app
 from zendaya.serve.client import Client
-from zendaya.serve.config import ServeConfig
 from zendaya.serve.page import find_sample, read_page
-from zendaya.serve.run import Listener, bind
 from zendaya.serve.served import Served, load_served
 from zendaya.subtitles import SubtitleFile, Subtitles
 
@@ -38,25 +34,6 @@ RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" /
 LIMIT_MS = 120_000
 KEY = "a-key-of-sufficient-length"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: chromium, chromium-browser or google-chrome")
-
-
-class Running:
-    """A server in a thread of its own."""
-
-    def __init__(self, served, **settings):
-        config = ServeConfig(port=0, **settings)
-        self.listener = Listener(make_app(config, served), config)
-        listening = bind(config.host, 0)
-        self.port = listening.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.listener.serve(sockets=[listening])), daemon=True)
-        self._thread.start()
-        wait_for(lambda: self.listener.started)
-
-    def stop(self):
-        self.listener.should_exit = True
-        self._thread.join(30)
-        assert not self._thread.is_alive()
 
 
 class Proxy:
@@ -107,14 +84,6 @@ class Proxy:
         one.close()
 
 
-def wait_for(condition, within_s=LIMIT_MS / 1000):
-    end = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not come to that in time"
-        time.sleep(0.02)
-    return found
-
-
 @pytest.fixture(scope="module")
 def served():
     return load_served("tiny.en-dial")
@@ -129,10 +98,9 @@ def proxy():
 
 @pytest.fixture(scope="module")
 def server(served, proxy):
-    running = Running(served, origins=(proxy.url,))
-    proxy.port = running.port
-    yield running
-    running.stop()
+    with serving(served, origins=(proxy.url,)) as running:
+        proxy.port = running.port
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +164,7 @@ class Visit:
 def visit(browser, server):
     visits = []
 
-    def go(url=server.url, **options):
+    def go(url=f"http://{server.host}", **options):
         visits.append(Visit(browser, url, **options))
         return visits[-1]
 
@@ -398,19 +366,19 @@ def test_a_video_is_played_and_captioned(visit, tmp_path):
 @needs_chromium
 def test_a_server_with_a_key(browser, served):
     """The browser asks for it and holds a cookie; where that is gone, the page has a field."""
-    running = Running(served, key=KEY)
-    try:
-        stranger = Visit(browser, running.url, http_credentials={"username": "me", "password": "x" * 20})
-        assert stranger.page.goto(running.url).status == 401
+    with serving(served, key=KEY) as running:
+        url = f"http://{running.host}"
+        stranger = Visit(browser, url, http_credentials={"username": "me", "password": "x" * 20})
+        assert stranger.page.goto(url).status == 401
         stranger.leave()
-        here = Visit(browser, running.url, http_credentials={"username": "me", "password": KEY}).go()
+        here = Visit(browser, url, http_credentials={"username": "me", "password": KEY}).go()
         here.press("Microphone")
         playwright_api.expect(here.page.locator("#status")).to_have_text("Connected", timeout=LIMIT_MS)
         here.press("Stop")
         here.finished()
         cookies = here.context.cookies()
         here.leave()
-        here = Visit(browser, running.url)  # one that holds the cookie and not the key
+        here = Visit(browser, url)  # one that holds the cookie and not the key
         here.context.add_cookies(cookies)
         here.go()
         here.context.clear_cookies()
@@ -424,8 +392,6 @@ def test_a_server_with_a_key(browser, served):
         here.finished()
         assert not any(KEY in each for each in here.asked)
         here.leave()
-    finally:
-        running.stop()
 
 
 # With a stand-in for the server's socket.

@@ -188,18 +188,18 @@ def test_a_key_is_read_from_its_file(tmp_path):
         ServeConfig(key="with a space in the middle")
 
 
-def test_the_files_of_the_page_are_those_of_the_package(open_one):
+def test_the_files_of_the_page_are_those_of_the_package(open_one, http):
     page = importlib.resources.files("zendaya.serve.page")
-    assert HTTP.get(f"http://{open_one.host}/").text == (page / "index.html").read_text(encoding="utf-8")
-    answer = HTTP.get(f"http://{open_one.host}/page/dial.js")
+    assert http.get(f"http://{open_one.host}/").text == (page / "index.html").read_text(encoding="utf-8")
+    answer = http.get(f"http://{open_one.host}/page/dial.js")
     assert answer.text == (page / "dial.js").read_text(encoding="utf-8")
     assert answer.headers["content-type"].split(";")[0] == "text/javascript"
     assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
     for name in ("other.js", "__init__.py", "..%2f..%2fapp.py"):
-        assert HTTP.get(f"http://{open_one.host}/page/{name}").json()["error"]["code"] == "http_404"
+        assert http.get(f"http://{open_one.host}/page/{name}").json()["error"]["code"] == "http_404"
 
 
-def test_a_browser_asks_for_the_key_only_where_somebody_goes_to_the_page(running):
+def test_a_browser_asks_for_the_key_only_where_somebody_goes_to_the_page(running, http):
     for mode, scheme in ((None, "Basic"), ("navigate", "Basic"), ("cors", "Bearer"), ("websocket", "Bearer")):
-        answer = HTTP.get(f"http://{running.host}/readyz", headers={} if mode is None else {"Sec-Fetch-Mode": mode})
+        answer = http.get(f"http://{running.host}/readyz", headers={} if mode is None else {"Sec-Fetch-Mode": mode})
         assert (answer.status_code, answer.headers["WWW-Authenticate"].split()[0]) == (401, scheme)
