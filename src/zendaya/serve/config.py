@@ -40,6 +40,8 @@ class ServeConfig:
     """Seconds of source of a session; then it is ended, and written out."""
     max_upload: int = 64 * 2**20
     """Bytes of a recording that is sent whole."""
+    upload_s: float = 120.0
+    """What sending it may take."""
     orphan_s: float = 60.0
     """A session whose client is gone waits so long for it."""
     hello_s: float = 10.0

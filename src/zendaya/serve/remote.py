@@ -24,6 +24,7 @@ from zendaya.serve.hub import Wish
 from zendaya.serve.native import refusal
 from zendaya.serve.served import Sound
 from zendaya.serve.server import Seat, Server
+from zendaya.serve.transcriptions import in_time
 from zendaya.simuleval import Words
 
 MAX_BODY = 2**24
@@ -67,7 +68,7 @@ class Remote:
         """A segment of the source."""
         async with self._turn:
             try:
-                segment = fields.parse(await _body(request), "segment")
+                segment = fields.parse(await in_time(_body(request), self.server.config.slow_s), "segment")
                 samples = _samples(segment)
                 finished = segment.get("finished", False)
                 if not isinstance(finished, bool):

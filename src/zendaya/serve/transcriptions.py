@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -31,6 +31,7 @@ from zendaya.serve.server import Server
 from zendaya.subtitles import Cue, Cues, to_srt, to_vtt
 
 LOG = logging.getLogger("zendaya.serve")
+Sent = TypeVar("Sent")
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 CHUNK_S = 5.0
 """Seconds of a recording that are decoded in one go."""
@@ -50,7 +51,7 @@ class Transcriptions:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 try:
-                    form = await _form(request, server.config.max_upload, stack)
+                    form = await in_time(_form(request, server.config.max_upload, stack), server.config.upload_s)
                     answer = await _answer(request, server, form, stack)
                 except FieldError as error:
                     answer = _problem(error.field, str(error), error.code)
@@ -61,6 +62,14 @@ class Transcriptions:
                 await answer(scope, receive, send)
         finally:
             seat.free()
+
+
+async def in_time(work: Coroutine[Any, Any, Sent], within_s: float) -> Sent:
+    """What a client sends, if it is there in time: who sends a byte now and then would hold a seat without end."""
+    try:
+        return await asyncio.wait_for(work, within_s)
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"the request was not there within {within_s:g} s: send it faster, or less of it") from None
 
 
 def _problem(field: str, message: str, code: str, status: int = 400) -> Response:
