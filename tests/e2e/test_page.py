@@ -412,20 +412,31 @@ def text_event(number, text, spoken_s, *, last=False):
 
 
 class Stub:
-    """Says it has opened, and then what a test says; keeps what it is told."""
+    """Says it has opened, and then what a test says; keeps what it is told, connection by connection."""
 
     def __init__(self, here):
-        self.told, self.sockets, self.number = [], [], 0
+        self.here, self.told, self.sockets, self.number = here, [], [], 0
         here.page.route_web_socket(re.compile("/v1/stream"), self._connect)
 
     def _connect(self, socket):
+        told = []
+        self.told.append(told)
         self.sockets.append(socket)
-        socket.on_message(self._hear)
 
-    def _hear(self, message):
-        self.told.append(message if isinstance(message, bytes) else json.loads(message))
-        if not isinstance(message, bytes) and self.told[-1]["type"] in ("open", "resume"):
-            self.sockets[-1].send(json.dumps(OPENED))
+        def hear(message):
+            told.append(message if isinstance(message, bytes) else json.loads(message))
+            if len(told) == 1:
+                socket.send(json.dumps(OPENED))
+
+        socket.on_message(hear)
+
+    def sources(self, connection, least):
+        """The numbers of the source's messages on a connection, once there are so many."""
+        self.wait(lambda: len(self.told) > connection and sum(isinstance(each, bytes) for each in self.told[connection]) >= least)
+        return [struct.unpack_from("<Q", each)[0] for each in self.told[connection] if isinstance(each, bytes)]
+
+    def wait(self, condition):
+        wait_for(lambda: self.here.page.wait_for_timeout(50) or condition(), LIMIT_MS / 1000)  # it hears while the page is waited for
 
     def say(self, message):
         self.sockets[-1].send(json.dumps(message))
@@ -514,33 +525,26 @@ def test_events_that_come_twice_are_written_once_and_all_are_acknowledged(stub):
     here.words.nth(2).wait_for()
     assert here.words.all_inner_texts() == ["one", "two", "three"]
     assert here.page.evaluate("window.taken") == 0
-    wait_for(lambda: here.page.wait_for_timeout(50) or {"type": "ack", "received": 3} in server.told)
+    server.wait(lambda: {"type": "ack", "received": 3} in server.told[0])
     server.sockets[-1].close(code=1011)
-    wait_for(lambda: here.page.wait_for_timeout(50) or (len(server.sockets) == 2 and server.told[-1]))
-    resumed = [each for each in server.told if not isinstance(each, bytes) and each["type"] == "resume"]
-    assert [each["received"] for each in resumed] == [3]
     # Nothing was acknowledged, so all is sent again, from the first.
-    wait_for(lambda: here.page.wait_for_timeout(50) or server.told[-1] != resumed[0])
-    after = [each for each in server.told[server.told.index(resumed[0]) :] if isinstance(each, bytes)]
-    assert struct.unpack_from("<Q", after[0])[0] == 1
+    assert server.sources(1, 3)[:3] == [1, 2, 3]
+    opened, resumed = server.told[0][0], server.told[1][0]
+    assert resumed == {"type": "resume", "session": opened["session"], "token": opened["token"], "received": 3}
     server.finish()
 
 
 @needs_chromium
 def test_a_session_that_the_server_has_forgotten_is_said_and_another_goes_on(stub):
     here, server = stub()
-    wait_for(lambda: here.page.wait_for_timeout(50) or sum(isinstance(each, bytes) for each in server.told) > 12)
+    server.sources(0, 10)
     server.say({"type": "ack", "received": 10})
     server.write(" one")
     here.words.nth(0).wait_for()
-    told = len(server.told)
     server.sockets[-1].close(code=4404, reason="unknown_session")
-    wait_for(lambda: here.page.wait_for_timeout(50) or len(server.told) > told + 3)
-    hello, first = server.told[told], next(each for each in server.told[told:] if isinstance(each, bytes))
-    opened = [each for each in server.told if not isinstance(each, bytes) and each["type"] == "open"]
-    assert hello["type"] == "open"
-    assert len({each["session"] for each in opened}) == 2
-    assert struct.unpack_from("<Q", first)[0] == 1
+    assert server.sources(1, 3)[:3] == [1, 2, 3]
+    assert [told[0]["type"] for told in server.told] == ["open", "open"]
+    assert server.told[0][0]["session"] != server.told[1][0]["session"]
     # The 0.8 s that it had taken, but the 0.8 s that the one word had read: nothing is lost.
     playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("0")
     server.number = 0
@@ -550,7 +554,7 @@ def test_a_session_that_the_server_has_forgotten_is_said_and_another_goes_on(stu
     words = here.saved()["words"]
     assert words[1]["spoken_s"] == pytest.approx(words[0]["spoken_s"] + 10 * 0.08)
     # The next time it has taken more than was written, and that is lost.
-    wait_for(lambda: here.page.wait_for_timeout(50) or sum(isinstance(each, bytes) for each in server.told[told:]) > 25)
+    server.sources(1, 25)
     server.say({"type": "ack", "received": 25})
     server.sockets[-1].close(code=4404, reason="unknown_session")
     playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("1.2", timeout=LIMIT_MS)
