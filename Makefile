@@ -1,4 +1,4 @@
-# Two commands: `make demo` shows the thing working, `make test` checks it. Both set up .venv by themselves.
+# Two commands: `make demo` shows the thing working (DEMO=terminal: without a page), `make test` checks it. Both set up .venv by themselves.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/zendaya demo
+	$(BIN)/zendaya demo $(if $(filter terminal,$(DEMO)),,--page)
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest --numprocesses auto $(ARGS)

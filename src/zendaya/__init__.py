@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zendaya.schedule import PowerLaw as PowerLaw
     from zendaya.schedule import Schedule as Schedule
     from zendaya.schedule import WaitK as WaitK
+    from zendaya.serve.client import Client as Client
     from zendaya.stream import Pace as Pace
     from zendaya.stream import Session as Session
     from zendaya.stream import replay as replay
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Client": "serve.client",
     "Custom": "schedule",
     "Dial": "training.dial",
     "Event": "records",

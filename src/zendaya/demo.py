@@ -1,9 +1,14 @@
-"""The demo: the dial drawn, a recording captioned under it as it plays, and the whole way from samples to text audited."""
+"""The demo. In a terminal: the dial drawn, a recording captioned under it as it plays, and the whole way from samples to text audited.
+On a page: a server that captions the same recording once, says where its page is, and goes on serving.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.resources
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +21,20 @@ from zendaya.audit.leaks import LEAKS
 from zendaya.audit.raw import audit_to_text
 from zendaya.encoders import Encoder
 from zendaya.encoders.features import Precomputed
-from zendaya.errors import MissingExtraError
+from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.live import Clock, Moment, at_once, paced
 from zendaya.live import run as run_live
 from zendaya.model import Model
 from zendaya.report import dial as report
 from zendaya.schedule import PowerLaw
 from zendaya.stream import Session
-from zendaya.terminal import Screen, caption
+from zendaya.terminal import Screen
+from zendaya.terminal import caption as caption_on
 
 GAMMAS = (0.0, 0.3, 1.0)
+PORT = 8765
+CHUNK = 1280
+"""Samples that are sent at a time: 80 ms."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,65 @@ def run(console: Console) -> None:
     )
 
 
+def serve(console: Console) -> None:
+    """Serve the page and caption the sample through it; in a terminal until Ctrl-C, elsewhere that once."""
+    try:
+        from zendaya.encoders.media import read_audio
+        from zendaya.serve.app import make_app
+        from zendaya.serve.client import Client
+        from zendaya.serve.config import ServeConfig
+        from zendaya.serve.page import find_sample
+        from zendaya.serve.run import Listener, bind
+        from zendaya.serve.served import load_served
+
+        served = load_served("tiny.en-dial")
+    except (MissingExtraError, ModuleNotFoundError) as error:
+        console.print(f"No page: {error}. The demo in the terminal instead.\n", markup=False)
+        run(console)
+        return
+    stays = sys.stdin.isatty() and sys.stdout.isatty()
+    config = ServeConfig(port=PORT)
+    try:
+        listening = bind(config.host, PORT)
+    except ConfigError:  # another server has it
+        listening = bind(config.host, 0)
+    address = f"{config.host}:{listening.getsockname()[1]}"
+    listener = Listener(make_app(config, served), config)
+    thread = threading.Thread(target=lambda: asyncio.run(listener.serve(sockets=[listening])), name="zendaya-server", daemon=True)
+    thread.start()
+    try:
+        while not listener.started and thread.is_alive():
+            time.sleep(0.01)
+        sample = find_sample()
+        if sample is not None:
+            samples = np.concatenate([chunk.samples for chunk in read_audio(sample)])
+            console.print("The sample, heard by the server and written at γ = 0.5:\n")
+            with Client(f"ws://{address}", gamma=0.5) as client:
+                begun_s = time.monotonic()
+                for first in range(0, samples.size, CHUNK):
+                    if stays:  # at its own speed
+                        time.sleep(max(0.0, begun_s + first / 16000 - time.monotonic()))
+                    client.send(samples[first : first + CHUNK])
+                    for caption in client.captions():
+                        console.print(caption.text, end="", markup=False)
+                for caption in client.finish():
+                    console.print(caption.text, end="", markup=False)
+            console.print("\n")
+        console.print(f"The page: http://{address}", markup=False)
+        if stays:
+            console.print(
+                "Open it, choose Sample, Microphone or a file, and turn the dial. Ctrl-C ends it; DEMO=terminal make demo stays here."
+            )
+            thread.join()
+        else:
+            console.print("Not in a terminal, so this ends here: `zendaya serve` serves it for good.", markup=False)
+    except KeyboardInterrupt:
+        console.print()
+    finally:
+        listener.should_exit = True
+        thread.join(10)
+
+
 def _play(console: Console, source: _Stream, gamma: float) -> None:
     """The source at its own speed, with keys, as `zendaya stream` runs it."""
     clock, moments = Clock(), list[Moment]()
@@ -86,7 +154,7 @@ def _play(console: Console, source: _Stream, gamma: float) -> None:
     clock.begin()
     ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
     arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
-    caption(arrivals, source.encoder, session, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=moments.append)
+    caption_on(arrivals, source.encoder, session, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=moments.append)
     _say_lag(console, source, moments)
 
 

@@ -31,10 +31,11 @@ class Written:
 
 @dataclass
 class Round:
-    """What came of a round: what was written, who failed, and how many rows were computed."""
+    """What came of a round: what was written, who failed, who waits for more of its source, and how many rows were computed."""
 
     written: list[Written] = field(default_factory=list)
     failed: list[Session] = field(default_factory=list)
+    waiting: list[Session] = field(default_factory=list)
     rows: int = 0
 
 
@@ -95,6 +96,7 @@ class Scheduler:
                 session = self._sessions[0]
                 if session in self._waiting and not session.stirred:
                     self._sessions.rotate(-1)
+                    now.waiting.append(session)
                     continue
                 self._waiting.discard(session)
                 now.written += [Written(session, mark) for mark in session.take_marks()]
@@ -135,7 +137,9 @@ class Scheduler:
         try:
             return on()
         except StopIteration as stop:
-            if stop.value is not None:
+            if stop.value is None:
+                now.waiting.append(session)
+            else:
                 now.written.append(Written(session, stop.value))
         except ZendayaError as error:
             now.written.append(Written(session, error=error))

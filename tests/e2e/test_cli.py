@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -203,3 +204,11 @@ def test_the_demo_runs():
     assert result.returncode == 0, result.stderr
     assert "no leak" in result.stdout
     assert "a leak planted on purpose is found" in result.stdout
+
+
+def test_the_demo_on_a_page_captions_the_sample_says_where_and_ends_where_nobody_looks():
+    result = run("demo", "--page")
+    assert result.returncode == 0, result.stderr
+    assert "Fail better." in result.stdout
+    assert re.search(r"^The page: http://127\.0\.0\.1:\d+$", result.stdout, re.MULTILINE)
+    assert "Traceback" not in result.stderr

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.request
 from pathlib import Path
 
 import av
@@ -345,6 +346,18 @@ def test_the_demo_plays_and_its_keys_turn_the_dial():
     child.press("q")
     child.until("no leak")
     assert child.end(300) == 0
+
+
+def test_the_demo_on_a_page_serves_until_ctrl_c():
+    child = Child("demo", "--page")
+    child.until("The page: http://127.0.0.1:")
+    address = re.search(r"http://[\d.:]+", child.shown).group()
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        assert b"<title>zendaya" in answer.read()
+    assert "better." in child.shown
+    child.press("\x03")
+    assert child.end() == 0
+    assert "Traceback" not in child.shown
 
 
 def test_ctrl_c_keeps_what_was_decided(tmp_path):

@@ -42,8 +42,8 @@ ROOMS = [
     "report",
     "bench",
     "peers",
-    "demo",
     "serve",
+    "demo",
     "cli",
     "__main__",
 ]

@@ -136,6 +136,18 @@ def test_turns_of_the_dial_are_marked_and_leaving_is_at_any_time():
     assert any(event.schedule for event in got)
 
 
+def test_a_round_tells_who_waits():
+    made = model()
+    engine = engine_for(made, "native", threads=1)
+    scheduler = Scheduler(engine, max_rows=1)
+    first, second, waiting = (scheduler.add(made.open(PowerLaw(1), engine=engine, steps=12)) for _ in range(3))
+    first.push(source(1, 24))
+    second.push(source(2, 24))
+    assert scheduler.round().waiting == []  # the second was left out, and who comes after it was not asked
+    assert list(scheduler.run())
+    assert set(scheduler.round().waiting) == {first, second, waiting}
+
+
 def test_what_cannot_be_is_refused():
     made = model()
     engine = engine_for(made, "native", threads=1)

@@ -20,6 +20,7 @@ from zendaya.cli import corpora as corpora_command
 from zendaya.cli import encode as encode_command
 from zendaya.cli import evaluate as evaluate_command
 from zendaya.cli import learn as learn_command
+from zendaya.cli import serve as serve_command
 from zendaya.cli import stream as stream_command
 from zendaya.cli import sweep as sweep_command
 from zendaya.cli import train as train_command
@@ -42,6 +43,7 @@ app.command("sweep")(sweep_command.sweep)
 app.command("report")(sweep_command.report)
 app.command("compare")(evaluate_command.compare)
 app.command("stream")(stream_command.stream)
+app.command("serve")(serve_command.serve)
 app.command("audit")(audit_command.audit)
 app.command("audit-raw")(audit_command.audit_raw)
 app.command("bench")(bench_command.bench)
@@ -168,8 +170,8 @@ def presets() -> None:
 
 
 @app.command()
-def demo() -> None:
+def demo(page: Annotated[bool, typer.Option("--page", help="Serve the web page, after it has captioned the sample.")] = False) -> None:
     """Turn the dial on a real recording, watch each word's horizon, and audit the decoder that wrote it."""
-    from zendaya.demo import run
+    from zendaya.demo import run, serve
 
-    run(_console())
+    (serve if page else run)(_console())

@@ -1,0 +1,297 @@
+// A session on /v1/stream: messages and events with numbers; cut off, it connects again and goes on where it was.
+
+const HEAD = 8;
+const ACK_EVERY = 32;
+const ACK_MS = 1000;
+const FIRST_WAIT_MS = 100;
+const LONGEST_WAIT_MS = 3000;
+const FULL_WAIT_MS = 5000;
+// A browser does not say when the other end has gone without a word: it is asked, and not waited for longer than this.
+const PING_MS = 4000;
+const SILENT_MS = 12000;
+// What is kept while nobody answers: half an hour of sound.
+const MOST_KEPT = 30 * 60 * 32000;
+const REMEMBERED = 64;
+const REFUSALS = 3; // of a server that is there: then it does not want this page
+const UNKNOWN = 4404;
+const GONE = 4410;
+const HOPELESS = new Set([4400, 4403, 4409, 4413]);
+const BYTES_PER_S = 32000;
+
+function randomHex(bytes) {
+  return Array.from(crypto.getRandomValues(new Uint8Array(bytes)), (each) => each.toString(16).padStart(2, "0")).join("");
+}
+
+export class Connection {
+  // `dial` is {gamma} or {policy}; `on` has opened, event, state and restarted.
+  constructor({ base, dial, on }) {
+    this.base = base;
+    this.on = on;
+    this.dial = dial; // as of the last message that the server has taken
+    this.waiting = []; // not acknowledged, oldest first; their numbers follow each other
+    this.number = 0;
+    this.buffered = 0; // bytes of source among them
+    this.taken = 0; // bytes of source that the server has, over all sessions
+    this.offsetS = 0; // where in the source the session began
+    this.readS = 0; // where in the source the last event had read to
+    this.dropped = 0; // seconds of source that no text will come of
+    this.resumes = 0;
+    this.refusals = 0;
+    this.ended = false;
+    this.over = false;
+    this.state = "connecting";
+    this.waitMs = FIRST_WAIT_MS;
+    this._begin();
+    this._wake = () => this.retry();
+    addEventListener("online", this._wake);
+    this._timer = setInterval(() => this._tick(), ACK_MS);
+    this._connect();
+  }
+
+  get bufferedS() {
+    return this.buffered / BYTES_PER_S;
+  }
+
+  source(bytes) {
+    if (this.buffered + bytes.byteLength > MOST_KEPT) {
+      this.dropped += bytes.byteLength / BYTES_PER_S;
+      return;
+    }
+    const data = new Uint8Array(HEAD + bytes.byteLength);
+    data.set(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), HEAD);
+    this.buffered += bytes.byteLength;
+    this._post({ data, size: bytes.byteLength });
+  }
+
+  turn(dial) {
+    // Of turns that have not gone out yet only the last counts.
+    const last = this.waiting.at(-1);
+    if (last?.message?.type === "turn" && last.number > this.sent) last.message = { type: "turn", ...dial };
+    else this._post({ message: { type: "turn", ...dial }, size: 0 });
+  }
+
+  end() {
+    if (!this.ended && !this.over) {
+      this.ended = true;
+      this._post({ message: { type: "end" }, size: 0 });
+    }
+  }
+
+  // Let the session go, wherever it is.
+  close() {
+    this._finish("closed");
+  }
+
+  _begin() {
+    this.name = randomHex(16);
+    this.token = randomHex(24);
+    this.opened = null;
+    this.received = 0;
+    this.acknowledged = 0;
+    this.forgotten = []; // sizes of the last that were acknowledged: a refusal may come after
+    this.sent = 0; // the last message that has gone out on this connection
+  }
+
+  _say(state, detail = "") {
+    this.state = state;
+    this.on.state(state, detail);
+  }
+
+  _finish(state, detail = "") {
+    if (this.over) return;
+    this.over = true;
+    removeEventListener("online", this._wake);
+    clearInterval(this._timer);
+    clearTimeout(this._again);
+    const socket = this._drop();
+    if (socket && socket.readyState <= 1) socket.close(1000);
+    this._say(state, detail);
+  }
+
+  _drop() {
+    const socket = this.socket;
+    this.socket = null;
+    if (socket) socket.onopen = socket.onmessage = socket.onclose = null;
+    return socket;
+  }
+
+  _connect() {
+    const address = new URL(`v1/stream?session=${this.name}`, this.base);
+    address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
+    let greeted = false;
+    const socket = new WebSocket(address, ["zendaya"]);
+    this.socket = socket;
+    this.heardMs = performance.now();
+    socket.binaryType = "arraybuffer";
+    socket.onopen = () => {
+      greeted = true;
+      this._tell(
+        this.opened
+          ? { type: "resume", session: this.name, token: this.token, received: this.received }
+          : { type: "open", session: this.name, token: this.token, source: "audio", received: this.received, ...this.dial },
+      );
+    };
+    socket.onmessage = ({ data }) => {
+      this.heardMs = performance.now();
+      this._take(JSON.parse(data));
+    };
+    socket.onclose = ({ code, reason }) => this._lost(code, reason, greeted);
+  }
+
+  _tell(message) {
+    if (this.socket?.readyState === 1) this.socket.send(JSON.stringify(message));
+  }
+
+  _take(message) {
+    if (message.type === "opened") {
+      if (this.opened) this.resumes += 1;
+      this.opened = message;
+      this.waitMs = FIRST_WAIT_MS;
+      this.refusals = 0;
+      this.sent = 0;
+      this._forget(message.received);
+      this._say("open");
+      this.on.opened(message);
+      this._pump();
+    } else if (message.type === "ack") {
+      this._forget(message.received);
+      this._pump();
+    } else if (message.type === "error") {
+      this.problem = message.message;
+    } else if (message.seq === this.received + 1) {
+      this.received += 1;
+      if (message.type === "text") this.readS = this.offsetS + message.read_s;
+      const last = message.type === "finished" || message.type === "failed";
+      if (last || this.received - this.acknowledged >= ACK_EVERY) this._acknowledge();
+      if (message.type === "refused") this.dropped += this._sizeOf(message.of) / BYTES_PER_S;
+      if (last) this._said(message);
+      else this.on.event(message, this.offsetS);
+    }
+  }
+
+  // The last event of a session. Where the server ends it and we have more to say, another one goes on.
+  _said(message) {
+    if (message.type === "failed") this._finish("failed", message.message);
+    else if (this.ended && message.reason === "end") {
+      this.on.event(message, this.offsetS);
+      this._finish("finished");
+    } else this._restart(0);
+  }
+
+  _restart(droppedS) {
+    this._drop()?.close(1000);
+    this.dropped += droppedS;
+    this.offsetS = this.taken / BYTES_PER_S;
+    this._begin();
+    this.number = 0;
+    for (const each of this.waiting) this._give(each);
+    this.on.restarted(droppedS);
+    this._later("lost");
+  }
+
+  _acknowledge() {
+    this.acknowledged = this.received;
+    this._tell({ type: "ack", received: this.received });
+  }
+
+  _lost(code, reason, greeted) {
+    this._drop();
+    if (this.over) return;
+    if (code === UNKNOWN || code === GONE) {
+      // What the server had heard and not yet written is lost with the session.
+      this._restart(Math.max(0, this.taken / BYTES_PER_S - Math.max(this.readS, this.offsetS)));
+    } else if (HOPELESS.has(code)) this._finish("failed", this.problem || reason);
+    else if (greeted) this._later("lost");
+    else this._ask();
+  }
+
+  // A connection that was refused does not say why: an ordinary request does.
+  async _ask() {
+    let status = 0;
+    try {
+      status = (await fetch(new URL("readyz", this.base), { cache: "no-store" })).status;
+    } catch {
+      // nobody answers
+    }
+    if (this.over) return;
+    if (status === 401) this._say("key");
+    else if (status === 503) this._later("full", FULL_WAIT_MS);
+    else if (status === 403) this._finish("failed", "the server takes no connections from this address");
+    else {
+      this.refusals = status === 200 ? this.refusals + 1 : 0;
+      this._later(this.refusals < REFUSALS ? "lost" : "refused");
+    }
+  }
+
+  _later(state, waitMs = this.waitMs) {
+    clearTimeout(this._again);
+    this.waitMs = Math.min(2 * this.waitMs, LONGEST_WAIT_MS);
+    this._say(state);
+    this._again = setTimeout(() => this._connect(), waitMs * (0.75 + 0.5 * Math.random()));
+  }
+
+  // Connect now, if that is what is waited for.
+  retry() {
+    if (this.over || this.socket) return;
+    clearTimeout(this._again);
+    this._connect();
+  }
+
+  _tick() {
+    if (!this.socket) return;
+    const silentMs = performance.now() - this.heardMs;
+    if (silentMs > SILENT_MS) {
+      this._drop()?.close();
+      this._later("lost");
+    } else if (this.opened && this.socket.readyState === 1) {
+      if (silentMs > PING_MS) this._tell({ type: "ping", id: "page" });
+      if (this.received > this.acknowledged) this._acknowledge();
+      this._pump();
+    }
+  }
+
+  _post(item) {
+    if (this.over) return;
+    this._give(item);
+    this.waiting.push(item);
+    this._pump();
+  }
+
+  _give(item) {
+    this.number += 1;
+    item.number = this.number;
+    if (item.data) new DataView(item.data.buffer).setBigUint64(0, BigInt(this.number), true);
+  }
+
+  _sizeOf(number) {
+    return (this.waiting.find((each) => each.number === number) ?? this.forgotten.find((each) => each.number === number))?.size ?? 0;
+  }
+
+  // All that waits, from the first that was not acknowledged; no more than the server lets wait.
+  _pump() {
+    if (!this.opened || this.socket?.readyState !== 1 || !this.waiting.length) return;
+    const most = this.opened.max_unread - this.opened.max_message;
+    let unread = 0;
+    for (const each of this.waiting) {
+      unread += each.size;
+      if (each.number <= this.sent) continue;
+      if (unread > most && unread > each.size) return;
+      this.socket.send(each.data ?? JSON.stringify({ ...each.message, seq: each.number }));
+      this.sent = each.number;
+    }
+  }
+
+  _forget(received) {
+    while (this.waiting.length && this.waiting[0].number <= received) {
+      const item = this.waiting.shift();
+      this.forgotten.push({ number: item.number, size: item.size });
+      if (this.forgotten.length > REMEMBERED) this.forgotten.shift();
+      this.buffered -= item.size;
+      this.taken += item.size;
+      if (item.message?.type === "turn") {
+        const { type, ...dial } = item.message;
+        this.dial = dial;
+      }
+    }
+  }
+}

@@ -1,0 +1,172 @@
+// The dial: a slider, and behind it what was measured of the model along it.
+
+const SVG = "http://www.w3.org/2000/svg";
+const THUMB = 10; // half of the slider's thumb: where the track begins and ends
+const TOP_LAG_S = 6;
+const TOP_WER = 20;
+export const MOST_GAMMA = 1.5;
+const K_S = { low: 0.5, high: 8, step: 0.5, first: 3 };
+
+function draw(parent, name, attributes, text) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+export function between(points, gamma, field) {
+  const at = points.findIndex((point) => point.gamma >= gamma);
+  if (at <= 0) return points.at(at === 0 ? 0 : -1)[field];
+  const [low, high] = [points[at - 1], points[at]];
+  return low[field] + ((high[field] - low[field]) * (gamma - low.gamma)) / (high.gamma - low.gamma);
+}
+
+export class Dial {
+  constructor(root, { id, name, gamma, onturn }) {
+    this.root = root;
+    this.kind = "gamma";
+    this.gamma = gamma;
+    this.kS = K_S.first;
+    this.onturn = onturn;
+    this.measured = null;
+    this.tokensPerS = 50;
+    const find = (selector) => root.querySelector(selector);
+    this.knob = find(".knob");
+    this.knob.id = id;
+    this.label = find(".dial-name");
+    this.label.htmlFor = id;
+    this.name = name;
+    this.value = find(".dial-value");
+    this.value.htmlFor = id;
+    this.plot = find(".plot");
+    this.promise = find(".promise");
+    this.ends = [find(".end-low"), find(".end-high")];
+    this.select = find(".policy");
+    this.select.onchange = () => {
+      this.kind = this.select.value;
+      this._fit();
+      this._turned();
+    };
+    this.knob.oninput = () => this._turned();
+    new ResizeObserver(() => this._plot()).observe(this.plot);
+    this._fit();
+    this._show();
+  }
+
+  // What is asked of the server.
+  get wish() {
+    if (this.kind === "gamma") return { gamma: this.gamma };
+    return { policy: `wait-k=${Math.round(this.kS * this.tokensPerS)},stride=${this.measured.stride}` };
+  }
+
+  get words() {
+    return this.kind === "gamma" ? `γ = ${this.gamma.toFixed(2)}` : `wait-k, k = ${this.kS.toFixed(1)} s`;
+  }
+
+  // Share of the window that is read on average, in the limit; null where it is no closed form.
+  get limit() {
+    return this.kind === "gamma" ? 1 / (1 + this.gamma) : null;
+  }
+
+  setMeasured(measured) {
+    this.measured = measured;
+    this.select.options[1].disabled = !measured;
+    this._plot();
+    this._show();
+  }
+
+  // The lag as it is now, beside what was measured.
+  setLive(lagS) {
+    this.liveS = lagS;
+    this._mark();
+  }
+
+  _fit() {
+    const gamma = this.kind === "gamma";
+    Object.assign(this.knob, gamma ? { min: 0, max: MOST_GAMMA, step: 0.05 } : { min: K_S.low, max: K_S.high, step: K_S.step });
+    this.knob.value = gamma ? this.gamma : this.kS;
+    this.label.textContent = this.name;
+    [this.ends[0].textContent, this.ends[1].textContent] = gamma ? ["0, reads all first", "starved, 1.5"] : ["0.5 s", "8 s"];
+    this._plot();
+    this._show();
+  }
+
+  _turned() {
+    if (this.kind === "gamma") this.gamma = Number(this.knob.value);
+    else this.kS = Number(this.knob.value);
+    this.liveS = undefined;
+    this._show();
+    this.onturn(this.wish);
+  }
+
+  _show() {
+    this.value.textContent = this.kind === "gamma" ? this.gamma.toFixed(2) : `${this.kS.toFixed(1)} s`;
+    const points = this.kind === "gamma" ? this.measured?.points : null;
+    this.root.dataset.measured = String(Boolean(points));
+    if (points) {
+      const [lagS, wer] = ["lag_s", "wer"].map((field) => between(points, this.gamma, field));
+      const [lag, wrong] = [lagS.toFixed(1), wer.toFixed(1)];
+      const where = points.some((point) => point.gamma === this.gamma) ? "" : " around here";
+      this.promise.textContent = `Measured${where}: a word comes ${lag}\u00a0s after it was said, ${wrong}\u00a0% are wrong.`;
+      this.knob.setAttribute("aria-valuetext", `${this.gamma.toFixed(2)}: ${lag} seconds of lag, ${wrong} percent of words wrong`);
+    } else {
+      this.promise.textContent = this.kind === "gamma" ? "" : "Always the same distance behind the source: the fixed-offset rival.";
+      this.knob.setAttribute("aria-valuetext", this.words);
+    }
+    this._mark();
+  }
+
+  _x(gamma) {
+    return THUMB + (gamma / MOST_GAMMA) * (this.width - 2 * THUMB);
+  }
+
+  _y(share) {
+    return this.height - 2 - share * (this.height - 14);
+  }
+
+  _plot() {
+    this.plot.replaceChildren();
+    this.marks = null;
+    const points = this.kind === "gamma" ? this.measured?.points : null;
+    const box = this.plot.getBoundingClientRect();
+    if (!points || !box.width) return;
+    [this.width, this.height] = [box.width, box.height];
+    this.plot.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
+    const place = (point, field, top) => `${this._x(point.gamma).toFixed(1)},${this._y(point[field] / top).toFixed(1)}`;
+    const line = (field, top) => points.map((point) => place(point, field, top)).join(" ");
+    draw(this.plot, "line", { class: "axis", x1: THUMB, x2: box.width - THUMB, y1: this._y(0), y2: this._y(0) });
+    this.needle = draw(this.plot, "line", { class: "needle", y1: 0, y2: box.height });
+    draw(this.plot, "polyline", { class: "wer-line", points: line("wer", TOP_WER) });
+    draw(this.plot, "polyline", { class: "lag-line", points: line("lag_s", TOP_LAG_S) });
+    const [first, last] = [points[0], points.at(-1)];
+    const label = (kind, text, x, y, anchor) => draw(this.plot, "text", { class: kind, x, y, "text-anchor": anchor }, text);
+    label("lag-name", `lag ${first.lag_s.toFixed(1)} s`, THUMB + 2, this._y(first.lag_s / TOP_LAG_S) - 7, "start");
+    label("wer-name", `wrong ${first.wer.toFixed(1)} %`, THUMB + 2, this._y(first.wer / TOP_WER) + 16, "start");
+    label("lag-name", `${last.lag_s.toFixed(1)} s`, box.width - THUMB, this._y(last.lag_s / TOP_LAG_S) + 16, "end");
+    label("wer-name", `${last.wer.toFixed(1)} %`, box.width - THUMB, this._y(last.wer / TOP_WER) - 5, "end");
+    this.marks = {
+      wer: draw(this.plot, "circle", { class: "wer-dot", r: 4 }),
+      lag: draw(this.plot, "circle", { class: "lag-dot", r: 4.5 }),
+      live: draw(this.plot, "circle", { class: "live-dot", r: 5 }),
+    };
+    const each = points.map((point) => `at ${point.gamma}: ${point.lag_s} s, ${point.wer} %`).join("; ");
+    this.plot.setAttribute("aria-label", `Measured along the dial, lag and words wrong: ${each}. ${this.measured.data}`);
+    this._mark();
+  }
+
+  _mark() {
+    if (!this.marks) return;
+    const { points } = this.measured;
+    const x = this._x(this.gamma);
+    for (const name of ["x1", "x2"]) this.needle.setAttribute(name, x);
+    const put = (mark, share) => {
+      mark.setAttribute("cx", x);
+      mark.setAttribute("cy", this._y(Math.min(1.05, share)));
+    };
+    put(this.marks.lag, between(points, this.gamma, "lag_s") / TOP_LAG_S);
+    put(this.marks.wer, between(points, this.gamma, "wer") / TOP_WER);
+    this.marks.live.setAttribute("visibility", this.liveS === undefined ? "hidden" : "visible");
+    if (this.liveS !== undefined) put(this.marks.live, this.liveS / TOP_LAG_S);
+  }
+}

@@ -1,0 +1,106 @@
+"""The server under faults and nonsense, in small: the benchmark's own harness (benchmarks/serve.py has the large forms)."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from servers import serving, wait_for
+
+
+@pytest.fixture(scope="module")
+def bench():
+    path = Path(__file__).parents[3] / "benchmarks" / "serve.py"
+    specification = importlib.util.spec_from_file_location("benchmark_serve", path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["benchmark_serve"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def running(tiny):
+    with serving(tiny, orphan_s=1.0) as one:
+        yield one
+
+
+def test_a_link_that_stalls_goes_deaf_and_cuts_changes_nothing(bench, running):
+    faults = bench.Faults(seed=1, cuts=8, bytes=(300, 9000))
+    short = [messages[:24] for messages in bench.sources(3, 1)]
+    found = bench.cuts(running.port, short, faults, source="features", gamma=0.7)
+    assert found["different"] == 0
+    assert found["cuts"] >= 8
+    assert found["resumes"] > 0 < found["deaf"]
+
+
+def test_clients_that_come_and_go_leave_nothing(bench, running):
+    bench.aborts(running.port, 60, seed=2)
+    assert not any(bench.left(running.listener, 60.0).values())
+    assert running.server.hub.alive
+
+
+def test_nonsense_is_answered_and_nothing_breaks(bench, running, caplog):
+    found = bench.fuzz(running.port, 600, route="stream", seed=3)
+    assert found.wrong == []
+    assert found.errors > 200
+    assert not any(bench.left(running.listener, 60.0).values())
+    assert "a bug" not in caplog.text
+
+
+def test_the_benchmark_itself(bench, capsys):
+    bench.main(["aborts", "--cycles", "10", "--json"])
+    assert json.loads(capsys.readouterr().out)["left"]["seats"] == 0
+
+
+TEXT = {"type": "string"}
+FORM = {
+    "file": {"type": "string", "format": "binary"},
+    "model": TEXT,
+    "gamma": TEXT,
+    "response_format": TEXT,
+    "stream": TEXT,
+    "delay": TEXT,
+}
+SEGMENT = {"content": {}, "finished": {}, "is_empty": {}, "data_type": {}, "sample_rate": {"enum": [16000, 8000, "x"]}}
+
+
+def route(method, body=None, parameters=()):
+    operation = {"responses": {"default": {"description": "any"}}, "parameters": list(parameters)}
+    if body is not None:
+        operation["requestBody"] = {"content": body}
+    return {method: operation}
+
+
+NAME = {"name": "name", "in": "path", "required": True, "schema": TEXT}
+SCHEMA = {
+    "openapi": "3.0.3",
+    "info": {"title": "zendaya", "version": "1"},
+    "paths": {
+        "/livez": route("get"),
+        "/readyz": route("get"),
+        "/metrics": route("get"),
+        "/v1/models": route("get"),
+        "/page/{name}": route("get", parameters=[NAME]),
+        "/reset": route("post"),
+        "/output": route("get"),
+        "/input": route("put", {"application/json": {"schema": {"type": "object", "properties": SEGMENT}}}),
+        "/v1/audio/transcriptions": route("post", {"multipart/form-data": {"schema": {"type": "object", "properties": FORM}}}),
+    },
+}
+schema = schemathesis.openapi.from_dict(SCHEMA)
+
+
+@schema.parametrize()
+@settings(max_examples=15, phases=[Phase.generate], suppress_health_check=list(HealthCheck), deadline=None, derandomize=True)
+def test_no_request_is_answered_with_an_error_of_our_own(case, running):
+    answer = case.call(base_url=f"http://{running.host}")
+    case.validate_response(answer, checks=[not_a_server_error])
+    assert answer.status_code < 500
+
+
+def test_and_then_nothing_is_held(running):
+    wait_for(lambda: not running.server.seats and not len(running.server.hub))

@@ -1,0 +1,501 @@
+"""`/v1/stream`: every stream as alone, whatever its neighbours; cut anywhere, it goes on with nothing lost or doubled."""
+
+import io
+import itertools
+import json
+import random
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from servers import Wire, of_session, serving, texts, wait_for
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from zendaya import Client, Model, PowerLaw, ZendayaError
+from zendaya.encoders.frames import FrameEncoder
+from zendaya.engine import engine_for, missing
+from zendaya.policies import parse_policy
+from zendaya.serve.served import Served
+
+POLICIES = ["0", "0.3", "1", "gamma=2,floor", "wait-k=3,stride=0.7", "full", "local-agreement=8"]
+
+
+def rows(seed, count=60):
+    return np.random.default_rng(seed).standard_normal((count, 16)).astype("<f4")
+
+
+def pieces(values, seed):
+    """Rows in messages of their own sizes."""
+    generator, first = random.Random(seed), 0
+    while first < len(values):
+        size = generator.randint(1, 9)
+        yield values[first : first + size].tobytes()
+        first += size
+
+
+def alone(served, policy, values, engine=None):
+    session = served.model.open(parse_policy(policy), engine=engine)
+    return of_session([*session.push(values), *session.finish()])
+
+
+@pytest.fixture(scope="module")
+def running(tiny):
+    with serving(tiny) as one:
+        yield one
+
+
+def test_a_stream_says_what_the_session_writes_and_how(running, tiny):
+    wire = Wire(running, {"type": "open", "gamma": 0.5})
+    assert {name: wire.opened[name] for name in ("model", "source", "window", "dim", "schedule", "received")} == {
+        "model": "tiny", "source": "features", "window": 24, "dim": 16, "schedule": "gamma=0.5", "received": 0,
+    }  # fmt: skip
+    for payload in pieces(rows(1), 1):
+        wire.source(payload)
+    events = wire.end()
+    assert texts(events) == alone(tiny, "0.5", rows(1))
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert [message["received"] for message in wire.others][-1] == wire.number
+    written = [event for event in events if event["type"] == "text"]
+    for event in written:
+        assert 0 < event["effective_horizon"] <= event["horizon"] <= 24
+        assert event["arrival_s"] <= event["emission_s"]
+        assert event["policy_lag_s"] == pytest.approx(max(0.0, event["arrival_s"] - event["spoken_s"]))
+        assert event["compute_lag_s"] == pytest.approx(event["emission_s"] - event["arrival_s"])
+        assert event["spoken_s"] <= event["read_s"]
+    assert written[-1]["exposure"] == pytest.approx(np.mean([event["effective_horizon"] / 24 for event in written]))
+    assert events[-1] == {"type": "finished", "seq": len(events), "reason": "end", "source_s": 20.0}
+    wait_for(lambda: not running.server.seats and not running.sessions and not len(running.server.hub))
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_sixteen_with_different_policies_write_what_each_does_alone(tiny, backend):
+    if backend == "native" and missing() is not None:
+        pytest.skip(missing())
+    engine = engine_for(tiny.model, backend)
+    with serving(tiny, engine=engine) as running:
+        wires = [Wire(running, {"type": "open", "policy": POLICIES[n % len(POLICIES)]}) for n in range(16)]
+        waiting = [list(pieces(rows(n, 40 + n), n)) for n in range(16)]
+        while any(waiting):
+            for wire, left in zip(wires, waiting, strict=True):
+                if left:
+                    wire.source(left.pop(0))
+        for n, wire in enumerate(wires):
+            assert texts(wire.end()) == alone(tiny, POLICIES[n % len(POLICIES)], rows(n, 40 + n), engine)
+
+
+def test_the_dial_turns_where_it_is_turned(running, tiny):
+    def turned():
+        wire = Wire(running, {"type": "open", "gamma": 1})
+        for n, payload in enumerate(pieces(rows(2), 2)):
+            wire.source(payload)
+            if n == 2:
+                wire.say("turn", gamma=0.1)
+            if n == 6:
+                wire.say("turn", policy="wait-k=3")
+        return wire.end()
+
+    session, expected = tiny.model.open(PowerLaw(1)), []
+    for n, payload in enumerate(pieces(rows(2), 2)):
+        expected += session.push(np.frombuffer(payload, "<f4").reshape(-1, 16).copy())
+        if n in (2, 6):
+            session.set_schedule(parse_policy("0.1" if n == 2 else "wait-k=3"))
+    expected += session.finish()
+    events = turned()
+    assert texts(events) == of_session(expected)
+    assert [event["schedule"] for event in events if event["type"] == "turned"] == ["gamma=0.1", "wait-k=3,stride=1.0"]
+    assert [event["type"] for event in events] == [event["type"] for event in turned()]
+
+
+def test_a_flush_writes_out_and_begins_anew(running, tiny):
+    wire = Wire(running, {"type": "open", "gamma": 0.3})
+    wire.source(rows(3, 10).tobytes())
+    wire.say("flush")
+    flushed = wire.until("flushed")
+    assert flushed["of"] == 2
+    assert texts(wire.events)[-1][-1] is True  # the window is closed
+    wire.source(rows(4, 10).tobytes())
+    session = tiny.model.open(PowerLaw(0.3))
+    expected = [*session.push(rows(3, 10)), *session.cut(), *session.push(rows(4, 10)), *session.finish()]
+    assert texts(wire.end()) == of_session(expected)
+
+
+def resumed(running, wire, hello=None):
+    """The session of a wire that was cut, on another one."""
+    received = wire.events[-1]["seq"] if wire.events else 0
+    name, token = wire.opened["session"], wire.opened["token"]
+    hello = hello or {"type": "resume", "session": name, "token": token, "received": received}
+    other = Wire(running, hello, query=f"?session={name}")
+    assert other.opened["type"] == "opened"
+    other.events, other.number = wire.events, wire.number
+    return other
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_anywhere_it_goes_on_as_if_it_had_not_been(running, tiny, seed):
+    generator = random.Random(seed)
+    wire = Wire(running, {"type": "open", "gamma": 0.7})
+    messages = list(pieces(rows(5, 90), seed))
+    before = running.server.gauges.resumes._value.get()
+    cuts = 0
+    while wire.number < len(messages):
+        wire.source(messages[wire.number])
+        if generator.random() < 0.3:
+            for _ in range(generator.randint(0, 12)):  # some of what was written has come, some is on its way
+                try:
+                    message = json.loads(wire.socket.recv(timeout=0.05))
+                except TimeoutError:
+                    break
+                wire.events += [message] if "seq" in message else []
+            if generator.random() < 0.5 and wire.events:
+                wire.tell({"type": "ack", "received": wire.events[-1]["seq"]})
+            wire.cut()
+            wire = resumed(running, wire)
+            cuts += 1
+            wire.number = wire.opened["received"]  # from the last that was acknowledged, again
+    assert texts(wire.end()) == alone(tiny, "0.7", rows(5, 90))
+    assert [event["seq"] for event in wire.events] == list(range(1, len(wire.events) + 1))
+    assert running.server.gauges.resumes._value.get() - before == cuts > 0
+
+
+def test_opening_twice_is_opening_once(running, tiny):
+    hello = {"type": "open", "session": "mine", "token": "0123456789abcdef", "gamma": 0.5}
+    wire = Wire(running, hello)
+    wire.source(rows(6, 30).tobytes())
+    wire.cut()
+    again = resumed(running, wire, hello)
+    again.number = again.opened["received"]
+    while again.number < 1:
+        again.source(rows(6, 30).tobytes())
+    assert texts(again.end()) == alone(tiny, "0.5", rows(6, 30))
+
+
+def refused(running, hello, query=""):
+    """The error that a hello comes to, and how the connection was closed."""
+    wire = Wire(running, hello, query=query)
+    with pytest.raises(ConnectionClosed) as closed:
+        wire.get()
+    assert wire.opened["type"] == "error"
+    assert str(wire.opened["message"]).startswith(f"{wire.opened['field']}: ")
+    return wire.opened["code"], wire.opened["field"], closed.value.rcvd.code
+
+
+HELLO = {"type": "open", "session": "other", "token": "0123456789abcdef"}
+
+
+@pytest.mark.parametrize(
+    ("hello", "expected"),
+    [
+        ("not json", ("bad_json", "message", 4400)),
+        ("[]", ("bad_json", "message", 4400)),
+        ("[" * 100_000, ("bad_json", "message", 4400)),
+        ('{"type": "open", "gamma": NaN}', ("bad_json", "message", 4400)),
+        (b"\x01" * 30, ("bad_field", "type", 4400)),
+        ({}, ("bad_field", "type", 4400)),
+        ({**HELLO, "gamma": -0.1}, ("bad_field", "gamma", 4400)),
+        ({**HELLO, "gamma": 10**400}, ("bad_field", "gamma", 4400)),
+        ({**HELLO, "gamma": True}, ("bad_field", "gamma", 4400)),
+        ({**HELLO, "gamma": 1, "policy": "full"}, ("bad_field", "policy", 4400)),
+        ({**HELLO, "policy": "wait-k=x"}, ("bad_field", "policy", 4400)),
+        ({**HELLO, "policy": "gamma=1e9"}, ("bad_field", "policy", 4400)),
+        ({**HELLO, "policy": "custom=" + "1," * 500}, ("bad_field", "policy", 4400)),
+        ({**HELLO, "policy": "alignatt=4,heads=9.9"}, ("bad_open", "open", 4400)),
+        ({**HELLO, "source": "audio"}, ("bad_field", "source", 4400)),
+        ({**HELLO, "source": {}}, ("bad_field", "source", 4400)),
+        ({**HELLO, "rate": 0}, ("bad_field", "rate", 4400)),
+        ({**HELLO, "rate": 5000}, ("bad_field", "rate", 4400)),
+        ({**HELLO, "window_s": 900}, ("bad_open", "open", 4400)),
+        ({**HELLO, "patience_s": -1}, ("bad_field", "patience_s", 4400)),
+        ({**HELLO, "session": "../../etc/passwd"}, ("bad_field", "session", 4400)),
+        ({**HELLO, "token": "short"}, ("bad_field", "token", 4400)),
+        ({**HELLO, "gama": 1}, ("unknown_field", "gama", 4400)),
+        ({"type": "resume", "session": "nobody", "token": "0123456789abcdef", "received": 0}, ("unknown_session", "session", 4404)),
+        ({"type": "resume", "session": "nobody"}, ("bad_field", "token", 4400)),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_hello_that_cannot_be_is_told_why(running, hello, expected):
+    assert refused(running, hello) == expected
+    wait_for(lambda: not running.server.seats and not running.sessions)
+
+
+def test_only_who_has_the_token_goes_on(running):
+    wire = Wire(running, {"type": "open"})
+    name, query = wire.opened["session"], f"?session={wire.opened['session']}"
+    wrong = {"type": "resume", "session": name, "token": "f" * 32, "received": 0}
+    assert refused(running, wrong, query) == ("wrong_token", "token", 4403)
+    assert refused(running, {**wrong, "token": wire.opened["token"], "received": 7}, query) == ("bad_field", "received", 4400)
+    wire.source(rows(1).tobytes())  # and the session has not noticed
+    other = resumed(running, wire)
+    with pytest.raises(ConnectionClosed) as closed:
+        wire.until("closing")
+    assert closed.value.rcvd.code == 4409
+    assert other.end()[-1]["type"] == "finished"
+
+
+BAD = [
+    (b"1234567", None, "seq", "bad_number"),
+    (struct.pack("<Q", 9) + bytes(64), None, "seq", "out_of_order"),
+    (struct.pack("<Q", 0) + bytes(64), None, "seq", "out_of_order"),
+    ("{", None, "message", "bad_json"),
+    ('{"type": "dance"}', None, "type", "bad_field"),
+    ('{"type": "turn", "seq": -1}', None, "seq", "bad_field"),
+    ('{"type": "turn", "seq": 1.5}', None, "seq", "bad_field"),
+    ('{"type": "ack", "received": 99999}', None, "received", "bad_field"),
+    ('{"type": "ack"}', None, "received", "bad_field"),
+    ('{"type": "ping", "id": 7}', None, "id", "bad_field"),
+    (bytes(63), 1, "features", "bad_shape"),
+    (np.full(16, np.nan, "<f4").tobytes(), 1, "features", "not_finite"),
+    (np.full(16, np.inf, "<f4").tobytes(), 1, "features", "not_finite"),
+    ({"type": "turn", "gamma": 99}, 1, "gamma", "bad_field"),
+    ({"type": "turn"}, 1, "gamma", "bad_field"),
+    ({"type": "turn", "policy": "local-agreement=8"}, 1, "gamma", "bad_field"),
+    ({"type": "flush", "now": 1}, 1, "now", "unknown_field"),
+]
+
+
+@pytest.mark.parametrize(("message", "number", "field", "code"), BAD, ids=lambda value: repr(value)[:40])
+def test_bad_messages_are_named_and_the_session_goes_on(running, tiny, message, number, field, code):
+    wire = Wire(running, {"type": "open", "gamma": 0.5})
+    if number is None:
+        wire.tell(message)
+        error = wire.until("error")
+    else:
+        if isinstance(message, dict):
+            wire.say(message["type"], **{name: value for name, value in message.items() if name != "type"})
+        else:
+            wire.source(message)
+        error = wire.until("refused")
+        assert error["of"] == number
+    assert (error["field"], error["code"]) == (field, code)
+    assert error["message"].startswith(f"{field}: ")
+    wire.source(rows(1).tobytes())
+    assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
+
+
+def test_what_follows_the_end_is_refused(running):
+    wire = Wire(running, {"type": "open"})
+    wire.say("end")
+    wire.source(rows(1).tobytes())
+    wire.say("flush")
+    last = wire.until("finished")
+    assert [event["of"] for event in wire.events if event["type"] == "refused"] in ([2, 3], [2], [])  # the end may be there first
+    wire.tell({"type": "ack", "received": last["seq"]})
+    wait_for(lambda: not running.sessions)
+
+
+def test_a_message_that_is_too_long_cuts_the_connection_and_not_the_session(running, tiny):
+    wire = Wire(running, {"type": "open", "gamma": 0.5})
+    wire.tell(struct.pack("<Q", 1) + bytes(2**20))
+    with pytest.raises(ConnectionClosed) as closed:
+        wire.get()
+    assert closed.value.rcvd.code == 1009
+    wire = resumed(running, wire)
+    wire.source(rows(1).tobytes())
+    assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
+
+
+def test_who_sends_more_than_may_wait_is_cut_off(tiny):
+    with serving(tiny, max_unread=2000) as running:
+        wire = Wire(running, {"type": "open"})
+        wire.source(rows(1, 60).tobytes())
+        assert wire.until("error")["code"] == "overrun"
+        with pytest.raises(ConnectionClosed) as closed:
+            wire.get()
+        assert closed.value.rcvd.code == 4413
+
+
+def test_who_says_nothing_is_not_waited_for(tiny):
+    with serving(tiny, hello_s=0.1) as running:
+        wire = Wire(running)
+        assert wire.get()["code"] == "no_hello"
+        wait_for(lambda: not running.server.seats)
+
+
+def test_a_session_whose_client_is_gone_is_kept_for_a_time_and_no_longer(tiny):
+    with serving(tiny, orphan_s=0.3) as running:
+        wire = Wire(running, {"type": "open"})
+        wire.source(rows(1).tobytes())
+        wire.cut()
+        wait_for(lambda: [kept.line for kept in running.sessions.values()] == [None])
+        wait_for(lambda: not running.sessions and not running.server.seats and not len(running.server.hub))
+        name, token = wire.opened["session"], wire.opened["token"]
+        assert refused(running, {"type": "resume", "session": name, "token": token, "received": 0})[0] == "unknown_session"
+
+
+def test_events_are_kept_in_bounds_and_what_is_gone_is_said(tiny):
+    with serving(tiny, max_events=10) as running:
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.source(rows(1).tobytes())
+        wire.say("flush")
+        wire.until("flushed")  # all has been sent, and read
+        kept = running.sessions[wire.opened["session"]]
+        assert len(kept.events) <= 10 < kept.number
+        wire.cut()
+        hello = {"type": "resume", "session": kept.id, "token": kept.token, "received": 3}
+        assert refused(running, hello, f"?session={kept.id}") == ("events_gone", "received", 4410)
+        wire = resumed(running, wire)
+        assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
+
+
+def test_who_has_all_and_does_not_say_so_is_let_go(tiny):
+    with serving(tiny, slow_s=0.2, orphan_s=0.2) as running:
+        wire = Wire(running, {"type": "open"})
+        wire.source(rows(1).tobytes())
+        wire.say("end")
+        with pytest.raises(ConnectionClosed) as closed:
+            wire.until("more")
+        assert (wire.events[-1]["type"], closed.value.rcvd.code) == ("finished", 1000)
+        wait_for(lambda: not running.sessions and not running.server.seats)
+
+
+def test_a_full_server_takes_nobody_new_and_its_own_back(tiny):
+    with serving(tiny, max_sessions=2) as running:
+        wires = [Wire(running, {"type": "open", "gamma": 0.5}) for _ in range(2)]
+        with pytest.raises(InvalidStatus) as status:
+            Wire(running)
+        assert (status.value.response.status_code, status.value.response.headers["Retry-After"]) == (503, "5")
+        assert json.loads(status.value.response.body)["error"]["code"] == "full"
+        wires[0].cut()
+        wires[0] = resumed(running, wires[0])
+        for n, wire in enumerate(wires):
+            wire.source(rows(n).tobytes())
+        assert [texts(wire.end()) for wire in wires] == [alone(tiny, "0.5", rows(n)) for n in range(2)]
+        wait_for(lambda: not running.server.full)
+        assert Wire(running, {"type": "open"}).opened["type"] == "opened"
+
+
+def test_patience_writes_from_what_has_come(running):
+    wire = Wire(running, {"type": "open", "gamma": 0.2, "patience_s": 0.2, "rate": 100})
+    wire.source(rows(1, 3).tobytes())
+    event = wire.until("text")
+    assert event["effective_horizon"] < event["horizon"]
+    wire.end()
+
+
+def test_a_session_that_is_too_long_is_ended_and_written_out(tiny):
+    with serving(tiny, max_source_s=10) as running:
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.source(rows(1, 33).tobytes())  # 11 s
+        wire.source(rows(2, 3).tobytes())
+        last = wire.until("finished")
+        assert last["reason"] == "too_long"
+        assert [event["code"] for event in wire.events if event["type"] == "refused"] == ["too_long"]
+        assert texts(wire.events) == alone(tiny, "0.5", rows(1, 33))
+
+
+def test_a_ping_is_answered_at_once(running):
+    wire = Wire(running, {"type": "open"})
+    wire.tell({"type": "ping", "id": "here"})
+    assert wire.until("pong")["id"] == "here"
+    wire.end()
+
+
+class Seen(FrameEncoder):
+    """A picture's mean colours, and the rest."""
+
+    def __init__(self):
+        super().__init__("seen", 16, 3.0)
+
+    def embed(self, pixels_HW3):
+        return torch.from_numpy(np.resize(pixels_HW3.mean((0, 1)) / 64 - 2, 16)).float()
+
+
+def picture(seed, form="PNG"):
+    data, pixels = io.BytesIO(), np.random.default_rng(seed).integers(0, 255, (8, 9, 3), np.uint8)
+    Image.fromarray(pixels).save(data, form)
+    return data.getvalue(), pixels
+
+
+def test_pictures_are_seen_and_broken_ones_left_out():
+    served = Served("seeing", Model.from_preset("tiny", seed=3), Seen())
+    with serving(served) as running:
+        wire = Wire(running, {"type": "open", "gamma": 0.5, "source": "frames"})
+        for seed in range(30):
+            wire.source(picture(seed)[0])
+            if seed == 10:
+                wire.source(picture(seed)[0][:100])
+            if seed == 20:
+                wire.source(b"GIF89a")
+        events = wire.end()
+        tokens = torch.stack([served.encoder.embed(picture(seed)[1]) for seed in range(30)])
+        assert texts(events) == alone(served, "0.5", tokens)
+        errors = [(event["of"], event["field"], event["code"]) for event in events if event["type"] == "refused"]
+        assert sorted(errors) == [(12, "frames", "bad_source"), (23, "picture", "bad_picture")]
+
+
+def test_the_client_sends_takes_turns_and_lets_go(running, tiny):
+    url = f"ws://{running.host}"
+    with Client(url, source="features", gamma=0.5) as client:
+        found = []
+        for n in range(0, 60, 7):
+            client.send(rows(7)[n : n + 7])
+            found += client.captions()
+        found += client.finish()
+        assert of_session([caption.event for caption in found]) == alone(tiny, "0.5", rows(7))
+        assert found[-1].exposure > 0
+        assert list(client.captions()) == []
+    with Client(url, source="features", policy="wait-k=3") as client:
+        client.send(rows(7)[:9].tobytes())
+        client.turn(0.3)
+        client.flush()
+        marks = [caption.event.schedule for caption in client.finish() if caption.event.schedule]
+        assert marks == ["gamma=0.3"]
+    with Client(url, source="features") as client:
+        client.send(rows(7))
+    wait_for(lambda: not running.server.seats)
+    for wrong in ({"gamma": -1}, {"policy": "x"}, {"source": "audio"}):
+        with pytest.raises(ZendayaError, match=rf"^{next(iter(wrong))}: "):
+            Client(url, **{"source": "features", **wrong})
+    with pytest.raises(ZendayaError, match="nobody answers"):
+        Client("ws://127.0.0.1:1")
+    with pytest.raises(ZendayaError, match="begins with ws://"):
+        Client("http://127.0.0.1")
+    client = Client(url, source="features")
+    client.send(bytes(7))
+    with pytest.raises(ZendayaError, match="features: expected rows"):
+        list(client.finish())
+    client.close()
+    with pytest.raises(ZendayaError, match="features: expected rows"):
+        client.send(rows(1))
+    wait_for(lambda: not running.server.seats)
+
+
+def test_connecting_and_leaving_again_and_again_leaves_nothing(running):
+    before = open_files()
+    for n in range(40):
+        wire = Wire(running, {"type": "open"} if n % 3 else None)
+        if n % 3 == 1:
+            wire.source(rows(n).tobytes())
+        wire.socket.close()
+    wait_for(lambda: not running.server.seats and not running.sessions and not len(running.server.hub))
+    wait_for(lambda: open_files() <= before + 1)
+    assert running.server.hub.alive
+    assert running.server.gauges.queue._value.get() == 0
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_clock_of_a_stream_begins_with_it(running):
+    wire = Wire(running, {"type": "open", "gamma": 1})
+    time.sleep(0.3)  # nothing has been said yet
+    wire.source(rows(1, 3).tobytes())
+    events = wire.end()
+    first = next(event for event in events if event["type"] == "text")
+    assert first["arrival_s"] == pytest.approx(1.0, abs=0.25)  # the three rows lasted a second, and ended just now
+
+
+def test_numbers_follow_each_other(running):
+    wire = Wire(running, {"type": "open"})
+    for payload in itertools.islice(pieces(rows(1), 1), 3):
+        wire.source(payload)
+    wire.number = 1
+    wire.source(rows(9, 1).tobytes())  # number 2, a second time: it was taken, and is passed over
+    wire.number = 3
+    assert all(event["type"] != "error" for event in wire.end())
+    assert wire.others[-1]["received"] == 4

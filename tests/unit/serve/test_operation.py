@@ -1,0 +1,356 @@
+"""A server in use: health, figures and logs; clients that freeze, die or do not read; signals; all that was sent is written out."""
+
+import base64
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+import httpx
+import numpy as np
+import pytest
+from servers import Wire, of_session, serving, texts, wait_for
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from zendaya import Client, PowerLaw
+from zendaya.engine import engine_for
+from zendaya.serve.logs import JsonFormatter, log_to
+
+KEY = "a-key-of-32-letters_0123456789ab"
+
+
+def rows(seed, count=60):
+    return np.random.default_rng(seed).standard_normal((count, 16)).astype("<f4")
+
+
+def alone(served, gamma, values):
+    session = served.model.open(PowerLaw(gamma), engine=engine_for(served.model))
+    return of_session([*session.push(values), *session.finish()])
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    tiny.model.save_pretrained(path)
+    return path
+
+
+class Process:
+    """`zendaya serve`, as a process."""
+
+    def __init__(self, folder, *options):
+        code = "import sys; sys.argv[0] = 'zendaya'; from zendaya.cli import main; main()"
+        command = [sys.executable, "-c", code, "serve", "--model", folder, "--encoder", "features", "--port", "0", *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        line = self.process.stdout.readline()
+        found = re.fullmatch(r"zendaya: captions of tiny at http://(127\.0\.0\.1:\d+)\n", line)
+        assert found, line + (self.process.stderr.read() if not line else "")
+        self.host = found[1]
+        self.lines = []
+        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
+        self._reader.start()
+
+    def ended(self):
+        status = self.process.wait(120)
+        self._reader.join(10)
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return status
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.ended()
+
+
+@contextlib.contextmanager
+def process(folder, *options):
+    one = Process(folder, *options)
+    try:
+        yield one
+    finally:
+        if one.process.poll() is None:
+            one.kill()
+
+
+def test_sigterm_lets_streams_end_and_takes_nobody_new(tiny, folder, tmp_path):
+    (tmp_path / "key").write_text(KEY)
+    with process(folder, "--api-key-file", tmp_path / "key", "--drain", "60") as server:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        clients = [Client(f"ws://{server.host}", key=KEY, source="features", gamma=0.2 * n) for n in range(4)]
+        for n, client in enumerate(clients):
+            client.send(rows(n)[:20])
+        assert httpx.get(f"http://{server.host}/readyz", headers=headers, timeout=60).text == "ok"
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.get(f"http://{server.host}/readyz", headers=headers, timeout=60).status_code == 503)
+        with pytest.raises(InvalidStatus) as refused:
+            Wire(server, additional_headers=headers)
+        assert refused.value.response.status_code == 503
+        clients[1]._loop.call_soon_threadsafe(lambda: next(iter(connections(clients[1]))).transport.abort())  # cut, it is taken back
+        for n, client in enumerate(clients):
+            client.send(rows(n)[20:])
+        for n, client in enumerate(clients):
+            assert of_session([caption.event for caption in client.finish()]) == alone(tiny, 0.2 * n, rows(n))
+            client.close()
+        assert clients[1].num_resumes == 1
+        assert server.ended() == 0
+    logged = [json.loads(line) for line in server.lines]
+    assert {"session_open", "session_end", "resume", "drain", "request"} <= {line["event"] for line in logged if "event" in line}
+    whole = "".join(server.lines)
+    assert KEY not in whole
+    assert "⟨" not in whole  # what is written is not logged
+    assert all(set(line) >= {"time", "level", "message"} for line in logged)
+
+
+def connections(client):
+    """The connection of a client, found in the frames of its task."""
+    frame = client._task.get_coro()
+    while frame is not None:
+        for value in list(frame.cr_frame.f_locals.values() if getattr(frame, "cr_frame", None) else ()):
+            if type(value).__name__ == "ClientConnection":
+                yield value
+        frame = getattr(frame, "cr_await", None)
+
+
+def test_after_the_drain_streams_are_ended_and_finals_delivered(tiny, folder):
+    with process(folder, "--drain", "0.2") as server:
+        wires = [Wire(server, {"type": "open", "gamma": 0.5}) for _ in range(3)]
+        gone = Wire(server, {"type": "open"})
+        for n, wire in enumerate(wires):
+            wire.source(rows(n, 30 + n).tobytes())
+        gone.cut()
+        server.process.send_signal(signal.SIGTERM)
+        for n, wire in enumerate(wires):
+            last = wire.until("finished")
+            assert last["reason"] == "draining"
+            assert texts(wire.events) == alone(tiny, 0.5, rows(n, 30 + n))
+            wire.tell({"type": "ack", "received": last["seq"]})
+            with pytest.raises(ConnectionClosed) as closed:
+                wire.until("more")
+            assert closed.value.rcvd.code == 1012
+        assert server.ended() == 0
+
+
+def test_a_client_that_is_killed_is_forgotten_and_others_are_not(tiny):
+    with serving(tiny, orphan_s=0.5) as running:
+        other = Wire(running, {"type": "open", "gamma": 0.5})
+        other.source(rows(1)[:30].tobytes())
+        code = f"""
+import numpy, zendaya, time
+client = zendaya.Client("ws://{running.host}", source="features")
+client.send(numpy.zeros((40, 16), "f4"))
+print("sent", flush=True)
+time.sleep(600)
+"""
+        client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert client.stdout.readline() == "sent\n"
+        wait_for(lambda: len(running.sessions) == 2)
+        client.kill()
+        client.wait()
+        client.stdout.close()
+        wait_for(lambda: len(running.sessions) == len(running.server.seats) == 1)
+        other.source(rows(1)[30:].tobytes())
+        assert texts(other.end()) == alone(tiny, 0.5, rows(1))
+        wait_for(lambda: not len(running.server.hub))
+
+
+def upgraded(running, path="/v1/stream"):
+    """A socket that speaks WebSocket by hand, and answers nothing."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.settimeout(60)
+    raw.connect(("127.0.0.1", running.port))
+    key = base64.b64encode(bytes(16)).decode()
+    raw.sendall(
+        f"GET {path} HTTP/1.1\r\nHost: {running.host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += raw.recv(1)
+    assert answer.startswith(b"HTTP/1.1 101")
+    return raw
+
+
+def frame(payload, opcode=2, *, masked=True):
+    size, bit = len(payload), 0x80 * masked
+    length = bytes([size | bit]) if size < 126 else bytes([127 | bit]) + struct.pack(">Q", size)
+    return bytes([0x80 | opcode]) + length + (bytes(4) if masked else b"") + payload
+
+
+HELLO = {"type": "open", "session": "frozen", "token": "0123456789abcdef", "gamma": 0.5}
+
+
+def test_a_client_that_does_not_answer_pings_is_let_go_and_may_come_back(tiny):
+    with serving(tiny, ping_s=0.2) as running:
+        raw = upgraded(running)
+        raw.sendall(frame(json.dumps(HELLO).encode(), 1) + frame(struct.pack("<Q", 1) + rows(1).tobytes()))
+        wait_for(lambda: [kept.line is None for kept in running.sessions.values()] == [True])
+        wire = Wire(running, HELLO, query="?session=frozen")
+        wire.number = 1
+        assert texts(wire.end()) == alone(tiny, 0.5, rows(1))
+        raw.close()
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_nobody_waits_for_it(tiny):
+    with serving(tiny, slow_s=0.5, ping_s=60, send_buffer=4096) as running:
+        raw = upgraded(running)
+        raw.sendall(frame(json.dumps(HELLO).encode(), 1))
+        count = 0
+        values = rows(1, 240)
+
+        def frozen():
+            nonlocal count
+            kept = running.sessions.get("frozen")
+            if kept is not None and kept.line is None:
+                return True
+            if kept is not None and kept.taken == count and count < 4:
+                count += 1
+                raw.sendall(frame(struct.pack("<Q", count) + values.tobytes()))
+            return False
+
+        other = Wire(running, {"type": "open", "gamma": 0.5})
+        wait_for(frozen)
+        other.source(rows(2).tobytes())
+        assert texts(other.end()) == alone(tiny, 0.5, rows(2))
+        wire = Wire(running, HELLO, query="?session=frozen")  # and it finds all that was written
+        wire.number = count
+        events = wire.end()
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert texts(events) == alone(tiny, 0.5, np.tile(values, (count, 1)))
+        wait_for(lambda: not running.listener.server_state.connections, 60)
+        raw.close()
+
+
+def test_a_frame_without_a_mask_ends_the_connection_and_not_the_session(tiny):
+    with serving(tiny) as running:
+        raw = upgraded(running)
+        raw.sendall(frame(json.dumps(HELLO).encode(), 1))
+        wait_for(lambda: "frozen" in running.sessions and running.sessions["frozen"].opened)
+        raw.sendall(frame(b"x" * 20, masked=False))
+        wait_for(lambda: running.sessions["frozen"].line is None)
+        wire = Wire(running, HELLO, query="?session=frozen")
+        wire.source(rows(1).tobytes())
+        assert texts(wire.end()) == alone(tiny, 0.5, rows(1))
+        raw.close()
+
+
+def test_pings_and_health_are_answered_while_the_model_computes(tiny, monkeypatch):
+    with serving(tiny) as running:
+        going_on, original = threading.Event(), running.server.hub._company.round
+
+        def slow():
+            assert going_on.wait(60)
+            return original()
+
+        monkeypatch.setattr(running.server.hub._company, "round", slow)
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.source(rows(1).tobytes())
+        wire.tell({"type": "ping", "id": "1"})
+        wire.until("pong")
+        assert wire.socket.ping().wait(60)
+        assert httpx.get(f"http://{running.host}/livez", timeout=60).text == "ok"
+        assert not any(event["type"] == "text" for event in wire.events)
+        going_on.set()
+        assert texts(wire.end()) == alone(tiny, 0.5, rows(1))
+
+
+def test_each_message_goes_out_at_once(tiny):
+    with serving(tiny) as running:
+        wire = Wire(running, {"type": "open"})
+        (connection,) = running.listener.server_state.connections
+        own = connection.transport.get_extra_info("socket")
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else 40 ms an event, where the client says nothing
+        wire.end()
+
+
+def test_a_bug_in_the_model_fails_its_streams_and_not_the_server(tiny, monkeypatch, caplog):
+    with serving(tiny) as running:
+        original = running.server.hub._company.round
+        monkeypatch.setattr(running.server.hub._company, "round", lambda: 1 / 0)
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.source(rows(1).tobytes())
+        failed = wire.until("failed")
+        assert (failed["code"], failed["message"]) == ("internal", "an error of the server's own")
+        monkeypatch.setattr(running.server.hub._company, "round", original)
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.source(rows(1).tobytes())
+        assert texts(wire.end()) == alone(tiny, 0.5, rows(1))
+        assert "a bug in the hub" in caplog.text
+
+
+def test_the_figures_say_what_happened(tiny):
+    with serving(tiny) as running:
+
+        def figures():
+            text = httpx.get(f"http://{running.host}/metrics", timeout=60).text
+            return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if not line.startswith("#")}
+
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.source(rows(1).tobytes())
+        wire.until("text")
+        assert figures()["zendaya_active_sessions"] == 1
+        events = wire.end()
+        wait_for(lambda: figures()["zendaya_active_sessions"] == 0)
+        found, count = figures(), sum(event["type"] == "text" for event in events)
+        assert found["zendaya_tokens_total"] == count
+        assert found["zendaya_source_seconds_total"] == pytest.approx(20)
+        assert found["zendaya_queue_depth"] == 0
+        assert found["zendaya_first_token_seconds_count"] == 1
+        assert found['zendaya_lag_seconds_count{kind="policy"}'] == found['zendaya_lag_seconds_count{kind="compute"}'] == count
+        assert found["zendaya_step_seconds_count"] >= 1
+        assert found["zendaya_resumes_total"] == 0
+
+
+def test_health_says_when_a_thread_is_gone_and_when_all_seats_are(tiny, monkeypatch):
+    with serving(tiny, max_sessions=1) as running:
+        wire = Wire(running, {"type": "open"})
+        answer = httpx.get(f"http://{running.host}/readyz", timeout=60)
+        assert (answer.status_code, answer.text, answer.headers["Retry-After"]) == (503, "full", "5")
+        wire.end()
+        wait_for(lambda: httpx.get(f"http://{running.host}/readyz", timeout=60).status_code == 200)
+        monkeypatch.setattr(type(running.server.hub), "alive", False)
+        assert httpx.get(f"http://{running.host}/livez", timeout=60).status_code == 503
+
+
+def test_a_line_of_the_log_has_nothing_that_was_not_meant_for_it():
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    logger.info("hello", extra={"event": "x", "session": "s", "token": "secret", "text": "said"})
+    try:
+        raise ValueError("what was said")
+    except ValueError:
+        logger.exception("a bug")
+    first, second = map(json.loads, text.getvalue().splitlines())
+    assert first.keys() == {"time", "level", "message", "event", "session"}
+    assert (second["error"], "what was said" in text.getvalue()) == ("ValueError", False)
+
+
+def test_logs_go_where_they_are_sent_to():
+    before = [(logging.getLogger(name), list(logging.getLogger(name).handlers)) for name in ("zendaya.serve", "uvicorn.error")]
+    try:
+        text = io.StringIO()
+        log_to(text)
+        logging.getLogger("zendaya.serve").info("started", extra={"event": "start"})
+        assert json.loads(text.getvalue())["event"] == "start"
+    finally:
+        for logger, handlers in before:
+            logger.handlers, logger.propagate = handlers, True
+            logger.setLevel(logging.NOTSET)
+
+
+def test_the_room_is_importable_without_a_server():
+    code = "import sys, zendaya.serve.client; sys.exit('torch' in sys.modules or 'starlette' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
