@@ -14,7 +14,7 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 
-from zendaya.engine import engine_for, missing
+from zendaya.engine import describe, engine_for, missing
 from zendaya.errors import ConfigError
 from zendaya.serve.app import make_app
 from zendaya.serve.config import ServeConfig
@@ -93,6 +93,8 @@ async def run(
     while not listener.started and not task.done():
         await asyncio.sleep(0.01)
     if listener.started:
+        about = {"host": config.host, "port": http.getsockname()[1], "model": served.name, "engine": describe().split(":")[0]}
+        LOG.info("started", extra={"event": "start", **about})
         host = f"[{config.host}]" if ":" in config.host else config.host
         say(f"zendaya: captions of {served.name} at http://{host}:{http.getsockname()[1]}")
         if wyoming is not None:
