@@ -18,11 +18,14 @@ import httpx
 import numpy as np
 import pytest
 from servers import Wire, of_session, serving, texts, wait_for
+from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from zendaya import Client, PowerLaw
 from zendaya.engine import engine_for
 from zendaya.serve.logs import JsonFormatter, log_to
+from zendaya.serve.served import Served
 
 KEY = "a-key-of-32-letters_0123456789ab"
 
@@ -268,6 +271,20 @@ def test_each_message_goes_out_at_once(tiny):
         own = connection.transport.get_extra_info("socket")
         assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else 40 ms an event, where the client says nothing
         wire.end()
+
+
+@pytest.mark.parametrize("path", ["/v1/stream", "/v1/realtime"])
+def test_who_is_gone_before_the_socket_is_accepted_holds_no_seat(tiny, monkeypatch, path):
+    async def gone(self, *arguments, **options):
+        raise RuntimeError("the client has gone")
+
+    served = Served("hears", tiny.model)
+    monkeypatch.setattr(Served, "kinds", ("audio", "features"))
+    with serving(served) as running:
+        monkeypatch.setattr(WebSocket, "accept", gone)
+        with pytest.raises(InvalidStatus):
+            connect(f"ws://{running.host}{path}").__enter__()
+        assert not running.server.seats
 
 
 def test_a_bug_in_the_model_fails_its_streams_and_not_the_server(tiny, monkeypatch, caplog):
