@@ -95,6 +95,7 @@ class Scheduler:
             for _ in range(len(self._sessions)):
                 session = self._sessions[0]
                 if session in self._waiting and not session.stirred:
+                    now.waiting.append(session)
                     self._sessions.rotate(-1)
                     now.waiting.append(session)
                     continue
