@@ -1,7 +1,7 @@
 """Word errors of adapted Whisper on LibriSpeech: whole utterances at γ = 0 beside the unadapted model, and live under the dial.
 
 python benchmarks/adapted_wer.py FOLDER [--adapter tiny.en-dial] [--processes 2] [--part baseline|tokens|blocks|whole|live] [--every 1]
-                                 [--gammas 0.5,1] [--cuts fixed,0.5] [--precision auto] [--engine torch]
+                                 [--gammas 0.5,1] [--cuts fixed,0.5] [--precision auto] [--engine torch] [--texts F] [--beside F]
 
 FOLDER holds manifest.jsonl, the recordings and align_valid_test.jsonl (word times, for the lag; without it no lag is printed).
 `baseline`: unadapted Whisper, `full` features, whole utterances, with silence up to 30 s; `tokens`: without it.
@@ -37,6 +37,7 @@ from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.engine import engine_for
 from zendaya.live import at_once, run
 from zendaya.metrics.latency import average_lagging, length_adaptive_average_lagging
+from zendaya.metrics.significance import paired_bootstrap, statistics
 from zendaya.pretrained import load_adapted, whisper_decoder
 from zendaya.records import Clip, Event
 from zendaya.schedule import PowerLaw
@@ -115,7 +116,11 @@ def begin(options: argparse.Namespace) -> None:
             _worker["encoder"] = WhisperBlocks(_worker["encoder"], "tiny.en", block_s=options.block_s)
     else:
         adapted = load_adapted(options.adapter, precision=options.precision)
-        engine = engine_for(adapted.model, options.engine, threads=None if options.engine == "torch" else 1)
+        native = options.engine != "torch"
+        engine = engine_for(
+            adapted.model, "native" if native else "torch", precision="int8" if options.engine == "int8" else "float32",
+            threads=1 if native else None,
+        )  # fmt: skip
         _worker.update(encoder=adapted.encoder, model=adapted.model, engine=engine)
 
 
@@ -206,7 +211,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--adapter", default="tiny.en-dial")
     parser.add_argument("--precision", default="auto", help="of the adapted encoder's products: auto, float32 or bfloat16")
-    parser.add_argument("--engine", choices=["torch", "native"], default="torch", help="what decodes the adapted model")
+    parser.add_argument("--engine", choices=["torch", "native", "int8"], default="torch", help="what decodes the adapted model")
     parser.add_argument("--split", default="test")
     parser.add_argument("--part", choices=["baseline", "tokens", "blocks", "whole", "live"], default="whole")
     parser.add_argument("--block-s", type=float, default=1.0, help="for --part blocks")
@@ -216,6 +221,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every n-th recording")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--texts", type=Path, help="write the texts there as JSON lines")
+    parser.add_argument(
+        "--beside", type=Path, help="texts that another run wrote: the difference to them, by paired bootstrap over recordings"
+    )
     options = parser.parse_args()
     reading = read("librispeech", options.folder)
     clips = [clip for clip in reading.usable if clip.split == options.split]
@@ -256,6 +264,12 @@ def report(options: argparse.Namespace, digest: str, jobs: list[list[Clip]], res
                 lags = [lag for each, _ in found for lag in each]
                 line += f"; word lag mean {np.mean(lags):.2f} s, median {np.median(lags):.2f}, 90 % {np.percentile(lags, 90):.2f}"
         print(line, flush=True)
+        if options.beside:
+            records = [json.loads(line) for line in options.beside.read_text(encoding="utf-8").splitlines()]
+            others = {record["name"]: record["text"] for record in records if record["setting"] == setting}
+            texts, said = ([each.text for each in heard], [others[each.name] for each in heard]), [[text] for text in references]
+            gap = paired_bootstrap(*(statistics("wer", each, said) for each in texts))
+            print(f"  beside {options.beside.name}: {gap.value:+.2f} points [{gap.low:+.2f}, {gap.high:+.2f}], p = {gap.p:.3f}")
     print(f"{spent_s:.0f} s in {options.processes} processes")
     if options.texts:
         records = [{"setting": s, "name": h.name, "text": h.text} for result in results for s, h in result.items()]

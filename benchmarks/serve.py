@@ -3,7 +3,7 @@
 python benchmarks/serve.py load [--streams 32] [--minutes 10] [--gamma 0.5]     # live streams at their own speed
 python benchmarks/serve.py cuts [--cuts 200]                                     # a link that stalls, goes deaf, re-chunks and cuts
 python benchmarks/serve.py aborts [--cycles 1000]                                # clients that come and go at every stage
-python benchmarks/serve.py fuzz [--messages 100000]                              # frames, messages and requests that cannot be
+python benchmarks/serve.py fuzz [--messages 100000] [--realtime]                 # frames and messages that cannot be
 
 Each starts a server of its own: `load` as another process with the shipped speech model, heard through the demo's recording; the others
 in this process, with a small random model. `--json` prints the figures as one object. Sources, cuts and nonsense are those of `--seed`;
@@ -490,6 +490,13 @@ def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], str]:
     return text
 
 
+def run_realtime(options: argparse.Namespace) -> dict[str, Any]:
+    """Nonsense to the realtime socket of the speech model."""
+    with child() as port:
+        fuzzed = fuzz(port, options.messages, route="realtime", seed=options.seed)
+        return {**dataclasses.asdict(fuzzed), "wrong": fuzzed.wrong[:10], "num_wrong": len(fuzzed.wrong)}
+
+
 def run_here(options: argparse.Namespace) -> dict[str, Any]:
     """Cuts, aborts or nonsense, on a server in this process, and what is left of them."""
     with here(orphan_s=2.0, ping_s=5.0) as (listener, port):
@@ -514,10 +521,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cuts", type=int, default=200)
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--realtime", action="store_true", help="with fuzz: OpenAI's socket instead of ours")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    found = run_load(options) if options.what == "load" else run_here(options)
+    chosen = run_load if options.what == "load" else run_realtime if options.what == "fuzz" and options.realtime else run_here
+    found = chosen(options)
     print(json.dumps(found) if options.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
     bad = [found.get(name) for name in ("failed", "doubled", "different", "wrong")]
     if any(bad) or any(found.get("left", {}).values()):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zendaya.atomic import write_atomically
-from zendaya.errors import ConfigError, SourceError
+from zendaya.errors import ConfigError, SourceError, ZendayaError
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -172,7 +172,7 @@ def parse_link(text: str) -> Link:
             return Outages(float(match[1]), float(match[2]), int(match[3] or 0))
         if match := re.fullmatch(r"recorded=(.+)", text):
             return Recorded.load(match[1])
-    except ConfigError:
+    except ZendayaError:
         raise
     except ValueError:
         pass

@@ -1,4 +1,4 @@
-"""How fast the engine decodes: one stream, many, by the dial, live; beside the memory's speed and, if wanted, beside its peers.
+"""How fast it is: decoding one stream, many, by the dial, live, beside the memory's speed and, if wanted, its peers; training; encoding.
 
 Contenders take turns within one run, so that a busy machine slows all of them; a result is the median of its rounds, with the spread
 from the first to the third quartile. A token's time is that of a long decode less that of a short one, over the steps between: what
@@ -7,11 +7,13 @@ happens once a decode (an encoder, a prompt, the set-up of a call) is nobody's a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -19,6 +21,9 @@ import numpy as np
 import torch
 
 from zendaya.decoder import Decoder
+from zendaya.encoders import Encoder
+from zendaya.encoders.media import SAMPLE_RATE
+from zendaya.encoders.whisper_stream import load_whisper
 from zendaya.engine import Engine, NativeEngine, Precision, describe
 from zendaya.engine.backend import NativeCache
 from zendaya.errors import ConfigError
@@ -44,6 +49,10 @@ class Plan:
     live_s: float = 20.0
     gammas: tuple[float, ...] = (0.0, 0.3, 1.0)
     sources: tuple[int, ...] = (100, 500, 1500)
+    training_tokens: int = 8192
+    """Source tokens and text rows of a training batch; 0: training is not measured."""
+    encoder_s: float = 60.0
+    """Seconds of sound to encode; 0: the encoder is not measured."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,6 +62,8 @@ class Plan:
                 f"{self.preset} has windows of 1 … {limits.window} source tokens and 8 … {limits.max_steps} steps: "
                 f"got {self.source} and {self.steps}"
             )
+        if min(self.training_tokens, self.encoder_s) < 0:
+            raise ConfigError(f"training_tokens and encoder_s are at least 0: got {self.training_tokens} and {self.encoder_s}")
         if min(self.rounds, self.threads, *self.streams, *self.live) < 1:
             raise ConfigError(f"rounds, threads and streams are at least 1: got {self.rounds}, {self.threads}, {self.streams}, {self.live}")
 
@@ -75,8 +86,10 @@ class Figures:
         return first, third
 
 
-def in_turns(contenders: dict[str, Decode], *, long: int, short: int, rounds: int) -> dict[str, Figures]:
-    """Seconds a step of each contender, who take turns round by round; one decode of each before does not count."""
+def in_turns(
+    contenders: dict[str, Decode], *, long: int, short: int, rounds: int, also: Callable[[], object] = lambda: None
+) -> dict[str, Figures]:
+    """Seconds a step of each contender, who take turns round by round, `also` the last; one decode of each before does not count."""
     figures = {name: Figures() for name in contenders}
     for number in range(rounds + 1):
         for name, decode in contenders.items():
@@ -88,6 +101,8 @@ def in_turns(contenders: dict[str, Decode], *, long: int, short: int, rounds: in
             seconds = (whole - (between - started)) / (long - short)
             if number:  # where noise is more than the difference, what the whole took a step is at least not too little
                 figures[name].values.append(seconds if seconds > 0 else whole / long)
+        if number:
+            also()
     return figures
 
 
@@ -117,7 +132,7 @@ def ours(plan: Plan, decoder: Decoder, batch: int) -> dict[str, Decode]:
     return {name: greedy(engine, source_BTE) for name, engine in engines.items()}
 
 
-def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
+def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int, figures: Figures) -> None:
     """Tokens a second of `count` streams, each at its own step, horizon, length and γ; who comes to its end makes room for a new one."""
     rng = np.random.default_rng(plan.seed)
     waiting = torch.randn(2 * count, plan.source, engine.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
@@ -145,7 +160,7 @@ def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
         caches = [cache for cache, _, _ in streams]
         engine.read_many(caches, [source_TE[cache.num_source : h] for (cache, _, source_TE), h in zip(streams, now, strict=True)])
         ids = engine.rows(caches, [[i] for i in ids], now).argmax(-1).tolist()
-    return count * rounds / (time.perf_counter() - started)
+    figures.values.append(count * rounds / (time.perf_counter() - started))
 
 
 def by_gamma(plan: Plan, precision: Precision) -> dict[int, dict[float, tuple[float, float]]]:
@@ -227,14 +242,57 @@ def live_model(plan: Plan) -> Model:
     return Model.from_preset(plan.preset, seed=plan.seed, framing=framing)
 
 
-def read_bandwidth(threads: int) -> float:
-    """Bytes a second that the memory gives: the best of some sums over a quarter of a gigabyte."""
-    data, before = torch.ones(1 << 26), torch.get_num_threads()
-    torch.set_num_threads(threads)
+def training(plan: Plan) -> Figures:
+    """Text tokens a second that training takes, forward to optimiser step: a batch of full windows a round."""
+    config = preset(plan.preset)
+    model, generator = Model.from_preset(plan.preset, seed=plan.seed).train(), torch.Generator().manual_seed(plan.seed)
+    shape, steps = config.decoder, plan.steps
+    count = max(1, plan.training_tokens // (plan.source + steps))
+    sources = [torch.randn(plan.source, shape.source_dim, generator=generator) for _ in range(count)]
+    texts = [torch.randint(4, shape.vocab_size, (steps - 1,), generator=generator).tolist() for _ in range(count)]
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        loss = model.loss(model.batch(sources, texts, PowerLaw(0.3))) / (count * steps)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    with _threads(plan.threads):
+        step()
+        return Figures([count * steps / _seconds(step) for _ in range(plan.rounds)])
+
+
+def encoding(plan: Plan) -> Figures:
+    """How many times faster than it sounds Whisper tiny.en encodes a stream in blocks of a second, pushed a tenth at a time."""
+    encoder: Encoder[Any, Any] = load_whisper("tiny.en", mode="block", block_s=1.0)
+    noise = np.random.default_rng(plan.seed).standard_normal(round(plan.encoder_s * SAMPLE_RATE)).astype(np.float32) * 0.05
+
+    def encode() -> None:
+        state = encoder.start()
+        for first in range(0, len(noise), SAMPLE_RATE // 10):
+            encoder.read(state, noise[first : first + SAMPLE_RATE // 10])
+        encoder.finish(state)
+
+    with _threads(plan.threads):
+        return Figures([plan.encoder_s / _seconds(encode) for _ in range(plan.rounds)])
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
-        best = min(_seconds(data.sum) for _ in range(8))
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes a second that the memory gives: the best of some sums over a quarter of a gigabyte."""
+    data = torch.ones(1 << 26)
+    with _threads(threads):
+        best = min(_seconds(data.sum) for _ in range(8))
     return data.numel() * 4 / best
 
 
@@ -269,7 +327,9 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
     say(f"memory reads {bandwidth / 1e9:.1f} GB/s")
     for batch in (1, *plan.streams):
         contenders = {**ours(plan, decoder, batch), **(peers(plan, batch) if peers else {})}
-        figures = in_turns(contenders, long=plan.steps, short=5, rounds=plan.rounds)
+        engine, rates = NativeEngine(decoder, precision="int8", threads=plan.threads), Figures()
+        also = partial(ragged, plan, engine, batch, 60, rates)
+        figures = in_turns(contenders, long=plan.steps, short=5, rounds=plan.rounds, also=also)
         say(f"\n{batch} equal stream{'s' if batch > 1 else ''}, every step reads the whole source:")
         best = figures["zendaya int8"].median
         table = {}
@@ -287,8 +347,6 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
                 result[f"roofline {precision}"] = {"mb_a_token": touched / 1e6, "share": share}
                 say(f"  {precision}: {touched / 1e6:.1f} MB a token, {100 * share:.0f} % of what the memory reads")
         else:
-            engine = NativeEngine(decoder, precision="int8", threads=plan.threads)
-            rates = Figures([ragged(plan, engine, batch, 60) for _ in range(plan.rounds)])
             result[f"ragged {batch}"] = {"tokens_per_s": rates.median, "spread": list(rates.spread)}
             say(f"  {'zendaya int8, ragged':24} {rates.median:38.0f} tokens/s")
     if plan.sources:
@@ -308,6 +366,13 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
                 f"lag {outcome.lag_ms_50:.0f} ms (median), "
                 f"{outcome.lag_ms_95:.0f} ms (95 %), computing {100 * outcome.busy:.0f} % of the time"
             )
+    more = ((training, plan.training_tokens, "text tokens/s"), (encoding, plan.encoder_s, "times as fast as it sounds"))
+    for measure, amount, unit in more:
+        if amount:
+            figure = measure(plan)
+            low, high = figure.spread
+            result[measure.__name__] = {"median": figure.median, "spread": [low, high], "unit": unit}
+            say(f"\n{measure.__name__}: {figure.median:.0f} {unit} ({low:.0f}–{high:.0f})")
     return result
 
 

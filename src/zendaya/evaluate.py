@@ -30,12 +30,14 @@ import zendaya
 from zendaya import corpora
 from zendaya.encoders import Tokens
 from zendaya.encoders.store import HEADER, FeatureStore
+from zendaya.engine import Backend, Engine, Precision, engine_for, engine_name, is_native
 from zendaya.errors import CheckpointError, ConfigError, CorpusError, SourceError, StoreError, ZendayaError
 from zendaya.metrics.quality import Normalise, check_metrics
 from zendaya.metrics.results import Unfinished, check_free, scores_record, traces_digest, write_scores, write_traces
 from zendaya.metrics.scores import Scores, score
 from zendaya.model import WEIGHTS, Model
 from zendaya.policies import Policy
+from zendaya.pretrained import as_trained
 from zendaya.records import Clip, Event, Scale, Trace
 from zendaya.schedule import PowerLaw, Schedule
 from zendaya.stream import Session
@@ -82,8 +84,14 @@ class _Replay:
     max_steps: int | None
     lower: bool
     timer: Callable[[], float] | None
+    backend: Backend
+    precision: Precision
 
-    def run(self, model: Model, stream: Sequence[_Job]) -> list[Trace]:
+    def engine(self, model: Model) -> Engine:
+        """What computes in this process, on one thread."""
+        return engine_for(model, self.backend, precision=self.precision, threads=1 if is_native(model, self.backend) else None)
+
+    def run(self, model: Model, engine: Engine, stream: Sequence[_Job]) -> list[Trace]:
         """Push the source of consecutive clips token by token through one session, a cut between them, and note what had arrived at
         each step."""
         for clip, values_TE, _ in stream:
@@ -91,7 +99,7 @@ class _Replay:
                 raise SourceError(f"clip {clip.id!r}: no source tokens")
         width = self._width(model, stream[0][1].shape[0])
         clock = None if self.timer is None else _Computing(self.timer)
-        session = model.open(self.schedule, window=width, steps=self.steps, max_steps=self.max_steps, clock=clock)
+        session = model.open(self.schedule, window=width, steps=self.steps, max_steps=self.max_steps, clock=clock, engine=engine)
         traces, begin_s = [], 0.0
         for number, (clip, values_TE, arrivals_s) in enumerate(stream):
             if number and arrivals_s is not None:
@@ -152,6 +160,7 @@ class _Replay:
 def evaluate(
     model: Model, clips: Iterable[tuple[Clip, Source]], schedule: Schedule | Policy, *, scale: Scale = "segment", window: int | None = None,
     steps: int | None = None, max_steps: int | None = None, lower: bool = False, timer: Callable[[], float] | None = None, workers: int = 1,
+    backend: Backend = "auto", precision: Precision = "float32",
 ) -> list[Trace]:  # fmt: skip
     """Decode clips one by one as their source arrives, each in a session of its own; a trace a clip, in their order.
 
@@ -159,32 +168,27 @@ def evaluate(
     decoded in several windows); scale `window` is strictly causal, its W `window` or the model's. `steps` fixes N̂ instead of the
     length head, `max_steps` ends a text sooner. `lower` counts the steps of references as a run with that setting learned them.
     `timer`, say time.perf_counter, puts the time that decoding takes into the emissions. Each of `workers` processes has one thread, so
-    their number changes nothing but the time.
+    their number changes nothing but the time. `backend` and `precision` are those of `zendaya.engine.engine_for`.
     """
-    streams = ([one] for one in clips)
     return list(
         evaluate_streams(
-            model,
-            streams,
-            schedule,
-            scale=scale,
-            window=window,
-            steps=steps,
-            max_steps=max_steps,
-            lower=lower,
-            timer=timer,
-            workers=workers,
+            model, ([one] for one in clips), schedule, scale=scale, window=window, steps=steps, max_steps=max_steps, lower=lower,
+            timer=timer, workers=workers, backend=backend, precision=precision,
         )
-    )
+    )  # fmt: skip
 
 
 def evaluate_streams(
     model: Model, streams: Iterable[Sequence[tuple[Clip, Source]]], schedule: Schedule | Policy, *, scale: Scale, window: int | None = None,
     steps: int | None = None, max_steps: int | None = None, lower: bool = False, timer: Callable[[], float] | None = None, workers: int = 1,
+    backend: Backend = "auto", precision: Precision = "float32",
 ) -> Iterator[Trace]:  # fmt: skip
     """Decode the consecutive clips of each stream in one session, so that each has the one before for its history; else as `evaluate`."""
     _check_options(scale, window, workers, timed=timer is not None)
-    replay = _Replay(schedule=schedule, scale=scale, window=window, steps=steps, max_steps=max_steps, lower=lower, timer=timer)
+    replay = _Replay(
+        schedule=schedule, scale=scale, window=window, steps=steps, max_steps=max_steps, lower=lower, timer=timer, backend=backend,
+        precision=precision,
+    )  # fmt: skip
     jobs = ([(clip, *_arrays(source)) for clip, source in stream] for stream in streams)
     training = model.training
     model.eval()  # a model that is being trained drops features at random
@@ -206,34 +210,35 @@ def _here(model: Model, replay: _Replay, jobs: Iterable[Sequence[_Job]]) -> Iter
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the workers: sums on two threads are rounded otherwise than on one
     try:
+        engine = replay.engine(model)
         for job in jobs:
-            yield replay.run(model, job)
+            yield replay.run(model, engine, job)
     finally:
         torch.set_num_threads(before)
 
 
-_worker_model: Model
-"""The model of a worker process, whose tasks have no other way to find it."""
+_worker: Callable[[Sequence[_Job]], list[Trace]]
+"""What a worker process does with each job; its tasks have no other way to find its model and engine."""
 
 
-def _begin_worker(model: Model) -> None:
-    global _worker_model
+def _begin_worker(model: Model, replay: _Replay) -> None:
+    global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the one that gave the work decides
     torch.set_num_threads(1)
-    _worker_model = model
+    _worker = partial(replay.run, model, replay.engine(model))
 
 
-def _work(replay: _Replay, job: Sequence[_Job]) -> list[Trace]:
-    return replay.run(_worker_model, job)
+def _work(job: Sequence[_Job]) -> list[Trace]:
+    return _worker(job)
 
 
 def _in_processes(model: Model, replay: _Replay, jobs: Iterable[Sequence[_Job]], workers: int) -> Iterator[list[Trace]]:
     context = multiprocessing.get_context("spawn")  # a fork would share torch's threads and locks
-    with ProcessPoolExecutor(workers, context, _begin_worker, (model,)) as pool:
+    with ProcessPoolExecutor(workers, context, _begin_worker, (model, replay)) as pool:
         waiting = deque[Future[list[Trace]]]()
         try:
             for job in jobs:
-                waiting.append(pool.submit(_work, replay, job))
+                waiting.append(pool.submit(_work, job))
                 if len(waiting) >= LEAD * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -284,7 +289,8 @@ def evaluate_corpus(
     checkpoint: str | Path, corpus: str, path: str | Path, *, store: str | Path | None = None, split: str = "test",
     schedules: Sequence[Schedule | Policy] = (PowerLaw(0.0),), scale: Scale = "segment", streaming: bool = False, window: int | None = None,
     steps: int | None = None, max_steps: int | None = None, metrics: Sequence[str] | None = None, normalise: Normalise = "english",
-    computation_aware: bool = False, limit: int | None = None, workers: int = 1, out: str | Path | None = None, force: bool = False,
+    computation_aware: bool = False, limit: int | None = None, workers: int = 1, backend: Backend = "auto",
+    precision: Precision = "float32", out: str | Path | None = None, force: bool = False, discard: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Decode a split of a corpus from its stored features and score it; `out` gets traces.jsonl and scores.json.
@@ -292,11 +298,13 @@ def evaluate_corpus(
     `streaming` decodes the consecutive clips of a stream in one session, at scale `window`, with arrivals and history as live; without it
     each clip has a session of its own. `computation_aware` times the decoding. `metrics` not given are those of the corpus's task: WER for
     transcription, BLEU for translation, BLEU without case, METEOR and CIDEr for captioning. `store` not given is the features/ of the
-    checkpoint's run. `limit` takes the first clips only. An evaluation that was interrupted goes on where it stopped; one that is
-    finished is replaced by `force` alone.
+    checkpoint's run. `limit` takes the first clips only. `backend` and `precision` are those of `zendaya.engine.engine_for`. An evaluation
+    that was interrupted goes on where it stopped; one that is finished is replaced by `force` alone; `discard` drops an unfinished one
+    that was of something else.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 clip: got {limit}")
+    schedules = [as_trained(one, checkpoint) for one in schedules]
     if not schedules or len({str(one) for one in schedules}) < len(schedules):
         raise ConfigError(f"give at least one schedule, each once: got {', '.join(map(str, schedules)) or 'none'}")
     _check_options(scale, window, workers, timed=computation_aware)
@@ -318,6 +326,7 @@ def evaluate_corpus(
         raise ConfigError(f"{corpus}: a text has no clock that the time of decoding could be put on: leave out computation_aware")
     model, digest = _load(str(checkpoint))
     _check_fit(model, features, str(checkpoint), str(features.path))
+    engine_for(model, backend, precision=precision)  # what cannot be had is said before anything is written
     run = _run_of(checkpoint)
     signature: dict[str, Any] = {
         "version": zendaya.__version__, "checkpoint": str(checkpoint), "checkpoint_sha256": digest, "seed": run.seed, "lower": run.lower,
@@ -327,11 +336,12 @@ def evaluate_corpus(
         "store_sha256": json.loads((features.path / HEADER).read_bytes())["sha256"], "schedules": [str(one) for one in schedules],
         "scale": scale, "window": (window or model.config.window) if scale == "window" else None, "streaming": streaming, "steps": steps,
         "max_steps": max_steps, "clock": "computing" if computation_aware else "simulated", "metrics": list(names), "normalise": normalise,
+        "engine": engine_name(model, backend, precision),
     }  # fmt: skip
     streams = _streams(reading, clips) if streaming else [[clip] for clip in clips]
     found = dict[tuple[str, str, str], Trace]()
     with contextlib.ExitStack() as stack:
-        kept = None if folder is None else stack.enter_context(Unfinished(folder, signature, force=force))
+        kept = None if folder is None else stack.enter_context(Unfinished(folder, signature, force=force, discard=discard))
         found |= {} if kept is None else kept.traces
         for schedule in schedules:
             rest = [stream for stream in streams if any((str(schedule), clip.split, clip.id) not in found for clip in stream)]
@@ -342,6 +352,7 @@ def evaluate_corpus(
             for trace in evaluate_streams(
                 model, sources, schedule, scale=scale, window=window, steps=steps,
                 max_steps=max_steps, lower=run.lower, timer=time.perf_counter if computation_aware else None, workers=workers,
+                backend=backend, precision=precision,
             ):  # fmt: skip
                 found[trace.schedule, trace.split, trace.clip] = trace
                 done += 1

@@ -142,14 +142,16 @@ def paced(
 ) -> Iterator[Arrival]:
     """Chunks of a recording, each with the moment it ends, not before that moment; between them, time that passes.
 
-    No moment is given out that lies past a chunk still to come, so the text is the one `at_once` gives.
+    No moment is given out that lies past what has been heard, so the text is the one `at_once` gives.
     """
+    heard_s = 0.0
     for raw, end_s in chunks:
         while (now_s := clock()) < end_s:
-            yield Arrival(None, now_s)
+            yield Arrival(None, min(now_s, heard_s))
             due_s = deadline_s()
             time.sleep(max(0.0, min(end_s - now_s, TICK_S, TICK_S if due_s is None else max(0.001, due_s - now_s))))
         yield Arrival(raw)
+        heard_s = end_s
 
 
 def listened(

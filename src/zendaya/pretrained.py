@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import importlib.resources
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from torch import Tensor
 
@@ -20,8 +21,10 @@ from zendaya.encoders.whisper import Precision, WhisperWeights, halve_products, 
 from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.errors import CheckpointError, ConfigError
 from zendaya.model import Model, ModelConfig
+from zendaya.schedule import WaitK
 from zendaya.text import Framing, Tokenizer
 
+T = TypeVar("T")
 RECIPE = "recipe.json"
 """What a training run leaves beside its checkpoints (`training.state`, which stands above)."""
 
@@ -122,11 +125,25 @@ def load_live(name: str | Path, encoder: str | None = None) -> tuple[Model, Enco
     return model, opened.encoder
 
 
+def as_trained(policy: T, checkpoint: str | Path) -> T | WaitK:
+    """What a policy is for a checkpoint: a wait-k that says no stride has that of the corpus its run learned, 1 where it lies in no run."""
+    if not isinstance(policy, WaitK):
+        return policy
+    return policy.at_stride(_of_run(Path(checkpoint).expanduser(), lambda run: float(run["rho"])))
+
+
+def _of_run(folder: Path, look: Callable[[dict[str, Any]], T]) -> T | None:
+    """What the record of the run says that a checkpoint lies in, if it lies in one."""
+    for path in (folder / RECIPE, folder.resolve().parent / RECIPE):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return look(json.loads(path.read_bytes()))
+    return None
+
+
 def _trained_on(folder: Path) -> str:
     """The encoder that the run a checkpoint lies in was trained with."""
-    for path in (folder / RECIPE, folder.parent / RECIPE):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return str(json.loads(path.read_bytes())["recipe"]["encoder"])
+    if (encoder := _of_run(folder, lambda run: str(run["recipe"]["encoder"]))) is not None:
+        return encoder
     raise ConfigError(f"{folder}: nothing says which encoder it was trained with: give --encoder, as whisper:tiny.en,block_s=1,pool=4")
 
 

@@ -269,24 +269,30 @@ class WaitK(Schedule):
     """
 
     k: int
-    stride: float | Fraction = 1.0
+    stride: float | Fraction | None = None
+    """None, not said: that of the corpus where a run knows it, else 1."""
 
     def __post_init__(self) -> None:
         k: object = self.k
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k < MAX_COUNT:
             raise ScheduleError(f"k must be a whole number, at least 1: got {k!r}")
         object.__setattr__(self, "k", int(k))
-        object.__setattr__(self, "stride", _number(self.stride, "stride"))
+        if self.stride is not None:
+            object.__setattr__(self, "stride", _number(self.stride, "stride"))
+
+    def at_stride(self, stride: float | Fraction | None) -> WaitK:
+        """The same k at a corpus's stride, 1 where none is known, unless this one says its own."""
+        return self if self.stride is not None else WaitK(self.k, 1.0 if stride is None else stride)
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
         step_array, source_array, _ = _together(step=step, source=source, steps=steps)
-        stride = _decimal_fraction(self.stride)
+        stride = _decimal_fraction(1.0 if self.stride is None else self.stride)
         unique, inverse = np.unique(step_array, return_inverse=True)
         read = np.array([min(MAX_COUNT, self.k + math.ceil(stride * (int(i) - 1))) for i in unique], np.int64)
         return np.minimum(source_array, read[inverse].reshape(step_array.shape))
 
     def __str__(self) -> str:
-        return f"wait-k={self.k},stride={self.stride}"
+        return f"wait-k={self.k}" + ("" if self.stride is None else f",stride={self.stride}")
 
 
 @dataclass(frozen=True)
@@ -403,7 +409,7 @@ def parse_schedule(text: str) -> Schedule:
         if match := re.fullmatch(r"(?:gamma=)?([^=,]+)(,floor|,ceil)?", compact):
             return PowerLaw(_parse_number(match[1]), "floor" if match[2] == ",floor" else "ceil")
         if match := re.fullmatch(r"wait-?k=([^=,]+)(?:,stride=([^=,]+))?", compact):
-            return WaitK(int(match[1]), _parse_number(match[2] or "1"))
+            return WaitK(int(match[1]), _parse_number(match[2]) if match[2] else None)
         if match := re.fullmatch(r"custom=([^=]+)", compact):
             return Custom([int(value) for value in match[1].split(",")])
     except ScheduleError:

@@ -17,7 +17,7 @@ from torch import Tensor
 from zendaya.engine import NativeEngine
 from zendaya.errors import ConfigError, ZendayaError
 from zendaya.records import Event
-from zendaya.stream import Session, Wanted, Work
+from zendaya.stream import Session, Wanted, Work, finite
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Scheduler:
             raise ConfigError(f"a round computes at least 1 row: got max_rows={max_rows}")
         self.engine, self.max_rows = engine, max_rows
         self._sessions = deque[Session]()
+        self._waiting = set[Session]()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -80,6 +81,7 @@ class Scheduler:
         if session not in self._sessions:
             raise ConfigError("this session has not joined, or has left")
         self._sessions.remove(session)
+        self._waiting.discard(session)
 
     def run(self) -> Iterator[Written]:
         """Rounds until every session waits for more of its source; what is written comes as it is."""
@@ -92,8 +94,13 @@ class Scheduler:
         with torch.inference_mode():
             for _ in range(len(self._sessions)):
                 session = self._sessions[0]
+                if session in self._waiting and not session.stirred:
+                    now.waiting.append(session)
+                    self._sessions.rotate(-1)
+                    continue
+                self._waiting.discard(session)
                 now.written += [Written(session, mark) for mark in session.take_marks()]
-                work = session.work()
+                work, before = session.work(), len(now.written)
                 wanted = self._go(session, now, partial(next, work))
                 if wanted is not None and now.rows and now.rows + len(wanted.ids) > self.max_rows:
                     break  # it is first in the next round, and has done nothing in this one
@@ -103,6 +110,8 @@ class Scheduler:
                     now.rows += len(wanted.ids)
                 elif session not in now.failed:
                     self._sessions.append(session)
+                    if len(now.written) == before:
+                        self._waiting.add(session)
             if wanting:
                 self._compute(wanting, now)
         return now
@@ -110,11 +119,14 @@ class Scheduler:
     def _compute(self, wanting: list[tuple[Session, Work, Wanted]], now: Round) -> None:
         """Read the source that the wanted rows may read, then the rows of all, and give each session its logits."""
         caches = [session.cache for session, _, _ in wanting]
-        self.engine.read_many(caches, [session.unread(wanted.horizon) for session, _, wanted in wanting])
-        logits_SV = self.engine.rows(caches, [wanted.ids for _, _, wanted in wanting], [wanted.horizon for _, _, wanted in wanting])
-        finite_S = logits_SV.isfinite().all(-1).tolist()
-        for (session, work, wanted), logits_V, finite in zip(wanting, logits_SV, finite_S, strict=True):
-            self._go(session, now, partial(_answer, session, work, wanted, logits_V, finite))
+        try:
+            self.engine.read_many(caches, [session.unread(wanted.horizon) for session, _, wanted in wanting])
+            logits_SV = self.engine.rows(caches, [wanted.ids for _, _, wanted in wanting], [wanted.horizon for _, _, wanted in wanting])
+        except BaseException:  # say there was no memory: they have lost nothing, and want the same in the next round
+            self._sessions.extendleft(session for session, _, _ in reversed(wanting))
+            raise
+        for (session, work, wanted), logits_V, is_finite in zip(wanting, logits_SV, finite(logits_SV), strict=True):
+            self._go(session, now, partial(_answer, session, work, wanted, logits_V, is_finite))
             work.close()  # what it wants next it says again in the next round: the dial may have been turned meanwhile
             if session not in now.failed:
                 self._sessions.append(session)

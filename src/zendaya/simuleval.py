@@ -35,7 +35,7 @@ from zendaya.metrics.latency import (
 )
 from zendaya.model import Model
 from zendaya.policies import Policy, parse_policy
-from zendaya.pretrained import load_adapted, load_model
+from zendaya.pretrained import as_trained, load_adapted, load_model
 from zendaya.records import Event, Trace
 from zendaya.schedule import Schedule
 from zendaya.text import Tokenizer
@@ -221,7 +221,11 @@ class Writer:
     def finish(self) -> str:
         """The source has ended: the rest of the words."""
         rest = self._push(self.encoder.finish(self._state))
-        return " ".join(filter(None, [rest, self._text(self._session.finish())]))
+        return self.join([rest, self._text(self._session.finish())])
+
+    def join(self, parts: Iterable[str]) -> str:
+        """What was written in pieces, together: words with spaces between, characters as they are."""
+        return (" " if self.by_word else "").join(filter(None, parts))
 
     def _push(self, tokens: Tokens) -> str:
         return self._text(self._session.push(tokens.values_TE, tokens.arrival_s))
@@ -275,7 +279,7 @@ def _open(spec: str) -> Encoder[Any, Any]:
 def _writer(args: Namespace, encoder: Encoder[Any, Any], model: Model) -> Writer:
     options = {name: getattr(args, name) for name in ("window", "steps", "max_steps")}
     by_word = getattr(args, "eval_latency_unit", "word") == "word"
-    return Writer(encoder, model, parse_policy(args.policy), by_word=by_word, **options)
+    return Writer(encoder, model, as_trained(parse_policy(args.policy), args.model), by_word=by_word, **options)
 
 
 AGENTS = ("SpeechAgent", "TextAgent")
@@ -321,7 +325,7 @@ def _agents() -> dict[str, type]:
             super().push(source_segment, states, upstream_states)  # type: ignore[misc]
             parts = [] if source_segment.is_empty else [self.writer.read(self.raw(source_segment))]
             parts += [self.writer.finish()] if source_segment.finished else []
-            self.text, self.finished = " ".join(filter(None, parts)), source_segment.finished
+            self.text, self.finished = self.writer.join(parts), source_segment.finished
 
         def raw(self, segment: Any) -> Any:
             raise NotImplementedError

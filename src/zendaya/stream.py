@@ -127,7 +127,7 @@ class Session:
         """
         self._check_open()
         weight, dim = self.model.decoder.tokens.weight, self.model.config.decoder.source_dim
-        arrived_TE = torch.as_tensor(tokens).to(weight)
+        arrived_TE = torch.as_tensor(tokens).to(weight.device, weight.dtype, copy=True)  # the caller may use its buffer again
         if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
             raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
         for time_s, first, last in self._groups(arrived_TE.shape[0], arrival_s):
@@ -162,7 +162,7 @@ class Session:
         if isinstance(self.schedule, Policy) or isinstance(schedule, Policy):
             raise ConfigError(f"a dial turns from schedule to schedule, not from {self.schedule} to {schedule}: open a new session")
         self.schedule = self._checked(schedule)
-        now_s = self._moment(None)
+        now_s = self._now_s if self._now_s > -math.inf else 0.0  # of the stream, whatever a clock says
         if self._horizons and not isinstance(schedule, Learned):
             place = len(self._written) + self._pauses
             curve = schedule.horizons(self.window, self._steps, num_steps=self._max_steps)
@@ -172,10 +172,14 @@ class Session:
             Event(
                 window=self._window_index, step=len(self._written) + 1, token=-1, text="", horizon=self._floor,
                 effective_horizon=min(self._floor, self._arrived), predicted_steps=self._steps, last=False, window_start=self._first,
-                arrival_s=now_s, emission_s=now_s, schedule=str(schedule),
+                pauses=self._pauses, arrival_s=now_s, emission_s=now_s if self.clock is None else self.clock(), schedule=str(schedule),
             )
         )  # fmt: skip
-        self._now_s = max(self._now_s, now_s)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the text is: the window, the step that is next, and the pauses before it; of a mark, the place it was made at."""
+        return self._window_index, len(self._written) + 1, self._pauses
 
     @property
     def deadline_s(self) -> float | None:
@@ -263,6 +267,11 @@ class Session:
         return marks
 
     @property
+    def stirred(self) -> bool:
+        """Whether anything has happened that a session which had to wait has not looked at yet."""
+        return bool(self._queue or self._marks)
+
+    @property
     def cache(self) -> Any:
         """The engine's state of this stream."""
         return self._cache
@@ -342,13 +351,13 @@ class Session:
             if not self._wait(horizon):
                 return None
             effective = min(horizon, self._arrived)
-            token = self._choose((yield Wanted(self._next_ids(), effective, is_step=True)), step)
+            token = self._choose((yield Wanted(self._next_ids(), effective, is_step=True)), self._written)
             whole = effective == self.window or (self._complete and horizon > self._arrived)
             if whole or not self.model.config.pauses or token != self.model.config.framing.end:
                 break
             # Nothing more to say yet: the row is written again when the schedule, or what has arrived, lets it read more.
             self._cache.num_rows = num_rows
-            self._resume = self._floor = effective + 1
+            self._resume, self._floor = effective + 1, max(self._floor, effective + 1)
             if horizon <= self._arrived:
                 self._pauses += 1 + sum(h == horizon for h in self._horizons[place:])
         return self._write(token, horizon, effective)
@@ -385,10 +394,11 @@ class Session:
         schedule = self._settle()
         if schedule is None:
             return False
-        if self._fixed_steps is not None or self.model.length is None:
+        buffer = self._buffer(schedule)
+        unneeded = not schedule.needs_length and int(schedule.at(1, source=self.window, steps=config.max_steps)) < buffer
+        if self._fixed_steps is not None or self.model.length is None or unneeded:  # what needs no length does not wait for one
             self._steps = self._fixed_steps or config.max_steps
         else:
-            buffer = self._buffer(schedule)
             if not self._wait(buffer):
                 return False
             predicted = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
@@ -440,7 +450,7 @@ class Session:
         if unread_TE.shape[0]:
             self.engine.read(self._cache, unread_TE[None])
         logits_1V = self.engine.prefill(self._cache, self._ids([ids]), horizon, gaze=gaze)
-        self.computed(len(ids), horizon, finite=bool(torch.isfinite(logits_1V).all()))
+        self.computed(len(ids), horizon, finite=all(finite(logits_1V)))
         return logits_1V[0]
 
     def unread(self, horizon: int) -> Tensor:
@@ -459,14 +469,18 @@ class Session:
     def _ids(self, ids: Sequence[Any]) -> Tensor:
         return torch.tensor(ids, device=self._window_TE.device)
 
-    def _choose(self, logits_V: Tensor, step: int) -> int:
-        """Greedy choice among the tokens that may be written; where the end is a pause too, it must be likelier than all words together."""
+    def _choose(self, logits_V: Tensor, text: Sequence[int]) -> int:
+        """Greedy choice among the tokens that may follow a window's text; where the end is a pause too, it must be likelier than all words
+        together."""
         framing = self.model.config.framing
-        banned = [*framing.suppress, *framing.suppress_first] if step == 1 else [*framing.suppress]
+        banned = {*framing.suppress} if text else {*framing.suppress, *framing.suppress_first}
         if self.model.config.loop_tokens:
-            banned += going_round(self._written, self.model.config.loop_tokens)
+            banned |= {*going_round(text, self.model.config.loop_tokens)}
+        best = int(logits_V.argmax())
+        if best not in banned and not (self.model.config.pauses and best == framing.end):
+            return best
         logits_V = logits_V.clone()
-        logits_V[banned] = -torch.inf
+        logits_V[list(banned)] = -torch.inf
         if self.model.config.pauses and float(logits_V.softmax(-1)[framing.end]) < 0.5:
             logits_V[framing.end] = -torch.inf
         return int(logits_V.argmax())
@@ -496,6 +510,12 @@ class Session:
         return True
 
 
+def finite(logits_SV: Tensor) -> list[bool]:
+    """Whether all logits of each stream are finite: where their sum is, they are, and it is cheaper to tell."""
+    found = logits_SV.sum(-1).isfinite().tolist()
+    return found if all(found) else logits_SV.isfinite().all(-1).tolist()
+
+
 LONGEST_PHRASE = 12
 """Tokens of the longest phrase whose repetition is taken for a loop: a clause."""
 
@@ -516,12 +536,13 @@ def going_round(written: Sequence[int], num_tokens: int) -> list[int]:
 
 
 def replay(
-    session: Session, tokens: SourceTokens, arrival_s: Times, *, turns: Iterable[tuple[float, Schedule]] = (),
+    session: Session, tokens: SourceTokens, arrival_s: Times, *, turns: Iterable[tuple[float | Event, Schedule]] = (),
     cuts: Iterable[int] = (), end_s: float | None = None, until_s: float = math.inf,
 ) -> Iterator[Event]:  # fmt: skip
     """Drive a session by recorded or generated arrivals, faster than real time: the events a live run with these arrivals gives.
 
-    `turns` are the moments at which the dial was turned and to what, `cuts` the counts of tokens after which a window was cut, `end_s`
+    `turns` are the moments at which the dial was turned and to what; of a live run, in place of a moment, the event that marked the turn,
+    since what was due by then may not have been written yet. `cuts` are the counts of tokens after which a window was cut, `end_s`
     when the source was known to have ended (default: with the last arrival). With `until_s`, what had been written by then.
 
     >>> from zendaya import Model, PowerLaw
@@ -530,21 +551,35 @@ def replay(
     >>> [(event.schedule, event.arrival_s) for event in events if event.schedule]
     [('gamma=0.3', 4.0)]
     """
+    turns = list(turns)
     times_T = np.broadcast_to(np.asarray(arrival_s, np.float64), (len(tokens),))
     count = int(np.searchsorted(times_T, until_s, side="right"))
+    marked = deque([(turn, schedule) for turn, schedule in turns if isinstance(turn, Event)])
     changes: list[tuple[int, int, float, Schedule | None]] = [
-        (int(np.searchsorted(times_T, at_s, side="right")), 1, at_s, schedule) for at_s, schedule in turns if at_s <= until_s
+        (int(np.searchsorted(times_T, turn, side="right")), 1, turn, schedule)
+        for turn, schedule in turns
+        if not isinstance(turn, Event) and turn <= until_s
     ]
     changes += [(at, 0, float(times_T[at - 1]), None) for at in cuts if 0 < at <= count]
+
+    def drawn(events: Iterator[Event]) -> Iterator[Event]:
+        while True:
+            while marked and session.place == (marked[0][0].window, marked[0][0].step, marked[0][0].pauses):
+                session.set_schedule(marked.popleft()[1])
+            event = next(events, None)
+            if event is None:
+                return
+            yield event
+
     first = 0
     for at, _, at_s, schedule in sorted(changes, key=lambda change: change[:3]):
-        yield from session.push(tokens[first:at], times_T[first:at])
+        yield from drawn(session.push(tokens[first:at], times_T[first:at]))
         first = at
         if schedule is None:
-            yield from session.cut(at_s)
+            yield from drawn(session.cut(at_s))
         else:
-            yield from session.advance(at_s)
+            yield from drawn(session.advance(at_s))
             session.set_schedule(schedule)
-    yield from session.push(tokens[first:count], times_T[first:count])
+    yield from drawn(session.push(tokens[first:count], times_T[first:count]))
     # A deadline has passed once the clock is past it.
-    yield from session.finish(end_s) if until_s == math.inf else session.advance(math.nextafter(until_s, math.inf))
+    yield from drawn(session.finish(end_s) if until_s == math.inf else session.advance(math.nextafter(until_s, math.inf)))

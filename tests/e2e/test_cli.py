@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from zendaya import Model
+from zendaya.engine import missing
 
 ZENDAYA = Path(sys.executable).parent / "zendaya"
 
@@ -76,6 +77,8 @@ def test_the_dial_is_plotted(tmp_path, suffix):
         ["audit", "--random", "--scale", "clip"],
         ["audit", "--random", "--plant", "tulips"],
         ["audit", "--random", "--cuts", "0"],
+        ["audit", "--random", "--preset", "tiny", "--engine", "gpu"],
+        ["audit", "--random", "--plant", "all", "--engine", "native"],
         ["audit", "--random", "--seed", "99999999999999999999999"],
         ["audit", "--random", "--plant", "all", "--schedule", "0.3"],
         ["dial", "--gamma", "0.3", "--steps", "4503599627370496"],
@@ -116,6 +119,14 @@ def test_a_saved_model_is_audited(tmp_path):
     records = [json.loads(line) for line in result.stdout.splitlines()]
     assert [record["schedule"] for record in records] == ["gamma=0.5", "wait-k=3,stride=0.7"]
     assert all(record["passed"] and record["probes"] > 20 for record in records)
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_the_native_engine_is_audited():
+    words = ("audit", "--random", "--preset", "tiny", "--schedule", "0.5", "--cuts", "1", "--json")
+    (line,) = run(*words, "--engine", "native", "--precision", "int8").stdout.splitlines()
+    record = json.loads(line)
+    assert (record["engine"], record["passed"]) == ("native int8", True)
 
 
 def test_a_leak_is_exit_code_one_and_says_where():

@@ -126,10 +126,8 @@ def test_what_is_watched_is_the_attention_and_watching_changes_nothing(with_hist
 # In training.
 
 
-@pytest.fixture(scope="module")
-def spoken(tmp_path_factory):
-    """Clips in which each word has a sound: two source tokens, one random vector a word, and silence between, of random length."""
-    folder = tmp_path_factory.mktemp("spoken")
+def speak(folder, *, tokens=2, most_silence=3, spelled=lambda word: [word]):
+    """Clips in which each word has a sound: source tokens of one random vector a word, and silence between, of random length."""
     rng = np.random.default_rng(0)
     words = ["ba", "do", "ki", "mu", "po", "ta", "ve", "zi"]
     sounds = dict(zip(words, rng.standard_normal((len(words), 8)), strict=True))
@@ -138,15 +136,20 @@ def spoken(tmp_path_factory):
         text = rng.choice(words, 5)
         rows, starts = [], []
         for word in text:
-            rows += [np.zeros(8)] * int(rng.integers(0, 4)) + [sounds[word]] * 2
-            starts.append(len(rows) - 2)
+            rows += [np.zeros(8)] * int(rng.integers(0, most_silence + 1)) + [sounds[word]] * tokens
+            starts += [len(rows) - tokens] * len(spelled(word))
         said[f"{number}"] = starts
-        rows = np.array(rows + [np.zeros(8)] * 2) + 0.05 * rng.standard_normal((len(rows) + 2, 8))
+        rows = np.array(rows + [np.zeros(8)] * most_silence) + 0.05 * rng.standard_normal((len(rows) + most_silence, 8))
         np.save(folder / f"{number}.npy", rows.astype(np.float32))
-        split = "valid" if number >= 80 else "train"
-        lines.append({"id": f"{number}", "split": split, "media": f"{number}.npy", "end_s": len(rows) / 3, "text": " ".join(text)})
+        split, text = "valid" if number >= 80 else "train", " ".join(part for word in text for part in spelled(word))
+        lines.append({"id": f"{number}", "split": split, "media": f"{number}.npy", "end_s": len(rows) / 3, "text": text})
     (folder / "clips.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder / "clips.jsonl", said
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    return speak(tmp_path_factory.mktemp("spoken"))
 
 
 def looks_there(folder, store, said):
@@ -201,6 +204,19 @@ def test_with_alignment_attention_looks_where_a_word_is_said(spoken, tmp_path):
     assert {name: tensor.shape for name, tensor in left.items()} == {name: tensor.shape for name, tensor in right.items()}
 
 
+def test_more_text_than_source_is_aligned_in_slots(tmp_path):
+    """Each sound is one source token and two tokens of text: no path of plain CTC writes them all."""
+    data, said = speak(tmp_path, tokens=1, most_silence=0, spelled=lambda word: [word, word[::-1]])
+    for slots in (1, 2):
+        train(toy(alignment_slots=slots), data=data, store=tmp_path / "features", out=tmp_path / f"{slots}")
+    assert epochs(tmp_path / "1")[0]["train_ctc"] == 0.0
+    two = epochs(tmp_path / "2")
+    assert 0.0 < two[-1]["train_ctc"] < 0.3 * two[0]["train_ctc"]
+    assert looks_there(tmp_path / "2", tmp_path / "features", said) > 0.55
+    left, right = (Model.from_pretrained(tmp_path / name / "best").state_dict() for name in ("1", "2"))
+    assert left.keys() == right.keys()  # the slots are of training alone
+
+
 def test_a_run_from_before_there_was_alignment_goes_on(spoken, tmp_path):
     data, _ = spoken
     short = LoopConfig(epochs=1, batch_tokens=400)
@@ -218,3 +234,5 @@ def test_a_run_from_before_there_was_alignment_goes_on(spoken, tmp_path):
 def test_a_weight_of_alignment_is_above_0(weight):
     with pytest.raises(ConfigError, match="alignment is a weight above 0, or None"):
         toy(alignment=weight)
+    with pytest.raises(ConfigError, match="alignment_slots is a whole number above 0"):
+        toy(alignment_slots=0)

@@ -49,7 +49,9 @@ def test_a_link_is_what_it_prints(link):
     "text", ["", "late=0.3", "late=2,outage=4", "late=0.3,outage=0", "burst=-1", "burst=1e", "recorded=/no/such", "outage=4,late=0.3"]
 )
 def test_what_is_not_a_link_is_one_clear_line(text):
-    with pytest.raises(ZendayaError) as caught:
+    with pytest.raises(
+        ZendayaError, match="cannot be read" if text.startswith("recorded") else "not a link|must|between|at least"
+    ) as caught:
         parse_link(text)
     assert "\n" not in str(caught.value)
 

@@ -52,18 +52,22 @@ def test_the_bootstrap_beside_sacrebleus(monkeypatch, capsys):
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_the_engine_by_itself(tmp_path, capsys):
     plan = Plan(
-        preset="tiny", source=20, steps=16, rounds=1, threads=1, streams=(3,), live=(2,), live_s=0.5, gammas=(0.0, 1.0), sources=(24,)
-    )
+        preset="tiny", source=20, steps=16, rounds=1, threads=1, streams=(3,), live=(2,), live_s=0.5, gammas=(0.0, 1.0), sources=(24,),
+        training_tokens=100, encoder_s=2.0,
+    )  # fmt: skip
     measured = run(plan)
     assert json.loads(json.dumps(measured))["equal 1"].keys() == {"zendaya int8", "zendaya float32", "zendaya torch"}
     assert measured["ragged 3"]["tokens_per_s"] > 0
     assert measured["gamma"]["24"]["0.0"][0] > 0
     assert measured["live 2"]["lag_ms_95"] >= measured["live 2"]["lag_ms_50"] >= 0
+    assert measured["training"]["median"] > 0 < measured["encoding"]["median"]
     assert "memory reads" in capsys.readouterr().out
 
 
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ZendayaError, match="steps"):
         Plan(preset="tiny", steps=1000, source=20)
+    with pytest.raises(ZendayaError, match="training_tokens"):
+        Plan(training_tokens=-1)
     with pytest.raises(ZendayaError, match="commas"):
         chosen("8;9", int)

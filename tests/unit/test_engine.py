@@ -340,7 +340,7 @@ def test_without_the_library_torch_is_used_and_says_why(monkeypatch):
     [
         ({"precision": "int4"}, "precision"),
         ({"threads": 0}, "threads"),
-        ({"backend": "gpu"}, "'auto', 'torch' or 'native'"),
+        ({"backend": "gpu"}, "auto, torch, native"),
         ({"backend": "torch", "precision": "int8"}, "int8"),
         ({"backend": "torch", "threads": 2}, "threads"),
     ],

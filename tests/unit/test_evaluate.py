@@ -12,6 +12,7 @@ from zendaya import Model, PowerLaw, Tokenizer, WaitK, evaluate_corpus, score
 from zendaya.cli import app
 from zendaya.encode import encode_corpus
 from zendaya.encoders import Tokens
+from zendaya.engine import engine_name, missing
 from zendaya.errors import ConfigError, CorpusError, SourceError, StoreError, ZendayaError
 from zendaya.evaluate import evaluate, evaluate_streams
 from zendaya.metrics.latency import average_lagging
@@ -299,7 +300,7 @@ def test_the_command_evaluates_and_its_traces_score_the_same(place, tmp_path):
     digests = [signature[name][:8] for name in ("tokenizer_sha256", "checkpoint_sha256", "data_sha256")]
     assert lines[1] == (
         f"zendaya:{signature['version']}|gamma=0.5|scale:segment|tok:{digests[0]}|seed:?|model:{digests[1]}|data:manifest,test,{digests[2]}"
-        f"|clips:3|clock:simulated"
+        f"|clips:3|engine:{signature['engine']}|clock:simulated"
     )
     again = json.loads(run("score", tmp_path, "--json").stdout)  # the same metrics and signature, from beside the traces
     assert again["scores"] == record["scores"]
@@ -487,7 +488,7 @@ def test_streaming_reads_consecutive_clips(tmp_path):
     record = json.loads(run(*command, "--streaming", "--computation-aware", "--out", tmp_path / "out", "--json").stdout)
     (row,) = record["scores"]
     assert "|gamma=0.5|scale:window,W=24,consecutive|" in row["signature"]
-    assert row["signature"].endswith("|clips:4|clock:computing")
+    assert row["signature"].endswith(f"|clips:4|engine:{engine_name(model)}|clock:computing")
     assert row["latency_computing_s"]["first_token"] > row["latency_s"]["first_token"]
     assert " ca " in run("score", tmp_path / "out").stdout
     traces, _ = read_traces(tmp_path / "out")
@@ -522,3 +523,51 @@ def test_a_corpus_without_references_is_refused(place, tmp_path):
     with pytest.raises(CorpusError, match="manifest: none of the 4 clips of split 'test' has a reference to be scored against"):
         run("evaluate", place / "model", "manifest", tmp_path / "my.jsonl", "--store", place / "store", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_traces_that_were_cut_are_not_scored_as_if_they_were_whole(place, tmp_path):
+    run(*words(place, "--schedule", "0.5", "--metrics", "wer", "--out", tmp_path))
+    lines = (tmp_path / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "traces.jsonl").write_bytes(b"".join(lines[:-1]))
+    for command in (("score", tmp_path), ("compare", tmp_path, tmp_path)):
+        with pytest.raises(ZendayaError, match=r"not the traces that .*scores\.json was made from"):
+            run(*command)
+    (tmp_path / "scores.json").unlink()
+    assert json.loads(run("score", tmp_path, "--metrics", "wer", "--json").stdout)["scores"][0]["num_clips"] == 2
+
+
+def test_an_engine_that_cannot_be_had_is_said_before_anything_is_written(place, tmp_path):
+    with pytest.raises(ConfigError, match="int8"):
+        run(*words(place, "--engine", "torch", "--precision", "int8", "--workers", "2", "--out", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unfinished_evaluation_of_something_else_is_discarded_where_that_is_wanted(place, tmp_path):
+    def decode(**options):
+        where = (place / "model", "manifest", place / "my.jsonl")
+        return evaluate_corpus(*where, store=place / "store", schedules=[PowerLaw(0.5)], metrics=["bleu"], out=tmp_path, **options)
+
+    decode()
+    traces = (tmp_path / "traces.jsonl").read_bytes()
+    for name in ("traces.jsonl", "scores.json"):
+        (tmp_path / name).unlink()
+    (tmp_path / "traces.unfinished.jsonl").write_bytes(json.dumps({"version": "0.0.1"}).encode() + b"\n" + traces)
+    with pytest.raises(ZendayaError, match="unfinished evaluation whose"):
+        decode()
+    decode(discard=True)
+    assert (tmp_path / "traces.jsonl").read_bytes() == traces
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_either_engine_decodes_the_same_and_says_which_it_was(place, tmp_path):
+    found = {}
+    for name, precision in (("torch", "float32"), ("native float32", "float32"), ("native int8", "int8")):
+        more = ("--schedule", "0.5", "--schedule", "local-agreement=3", "--engine", name.split()[0], "--precision", precision)
+        record = json.loads(run(*words(place, *more, "--metrics", "bleu", "--out", tmp_path / name, "--json")).stdout)
+        assert record["signature"]["engine"] == name
+        found[name] = [trace.tokens for trace in read_traces(tmp_path / name)[0]]
+    assert found["torch"] == found["native float32"]
+    assert all(found["native int8"])
+    for wrong in (("--engine", "torch", "--precision", "int8"), ("--engine", "gpu"), ("--precision", "int4")):
+        with pytest.raises(ConfigError, match=wrong[-1]):
+            run(*words(place, *wrong))

@@ -66,6 +66,16 @@ def test_a_file_at_its_own_speed_gives_the_text_of_one_at_once(model, rows, pati
     assert clock() >= late[-1][1]
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 0.2])
+def test_time_within_a_chunk_is_no_time_that_was_waited(model, rows, patience_s):
+    """The encoder stamps tokens before the chunk that brings them has ended: they are on time."""
+    expected = texts(run(at_once(rows), encoder(), model.open(PowerLaw(0.7), window=12, patience_s=patience_s, pace=Pace(RATE))))
+    clock = Clock()
+    session = model.open(PowerLaw(0.7), window=12, patience_s=patience_s, pace=Pace(RATE), clock=clock)
+    chunks = [(row, float(n + 1)) for n, row in enumerate(rows)]
+    assert texts(run(paced(chunks, clock, lambda: session.deadline_s), encoder(), session)) == expected
+
+
 def test_at_once_uses_the_times_of_the_encoder(model, rows):
     session = model.open(PowerLaw(1.0), window=12)
     found = list(run(at_once(rows), encoder(), session))

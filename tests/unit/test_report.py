@@ -44,10 +44,10 @@ class Made:
         rng = np.random.default_rng(1)
         self.references = [" ".join(rng.choice(WORDS, 5)) for _ in range(CLIPS)]
 
-    def add(self, mode, train, decode, seed, loss, lag, recipe="msvd"):
+    def add(self, mode, train, decode, seed, loss, lag, recipe="msvd", limit=None):
         rng = np.random.default_rng([seed, int(1000 * loss)])
         kept = [" ".join(word if rng.random() > loss else "cat" for word in text.split()) for text in self.references]
-        key = f"{recipe}-{mode}-{train}-{decode}-{seed}".replace("=", "").replace(",", "-")
+        key = f"{recipe}-{mode}-{train}-{decode}-{seed}-{limit}".replace("=", "").replace(",", "-")
         out = self.folder / "decodes" / key
         out.mkdir(parents=True)
         digest = write_traces(out, [trace(f"{n}", *pair, decode) for n, pair in enumerate(zip(kept, self.references, strict=True))])
@@ -55,7 +55,7 @@ class Made:
         self.texts[mode, train, decode, seed] = kept
         model = {"decoder": {"source_dim": 512}, "window": 80, "max_steps": 40}
         training = {"recipe": {"corpus": "msvd", "encoder": "features:x.npz,rate=3", "model": model}, "rho": 3.4}
-        evaluation = {"normalise": "english", "store": {"encoder": "features dim=512 rate=3"}}
+        evaluation = {"normalise": "english", "limit": limit, "store": {"encoder": "features dim=512 rate=3"}}
         signature = {"metric": found.signature, "training": training, "evaluation": evaluation}
         base = {field.name: "" for field in dataclasses.fields(Row)} | {
             "cell": key, "run": f"{train}-{seed}", "grid": "made", "recipe": recipe, "corpus": "msvd", "split": "test", "form": "fix",
@@ -63,7 +63,7 @@ class Made:
             "signature": json.dumps(signature), "traces": f"decodes/{key}/traces.jsonl", "traces_digest": digest, "seconds": 1.0,
             "data_digest": "0123456789abcdef", "created": now(),
         }  # fmt: skip
-        values = {"BLEU": found.value, "AL": lag, "LAAL": lag, "exposure": 0.8}
+        values = {"BLEU": found.value, "AL": lag, "LAAL": lag, "first_token": lag / 2, "exposure": 0.8}
         record = Record(
             cell=key, kind="evaluate", label=key, status="done", error="", recipe=recipe, steps=None, tokens=None, seconds=1.0, config="{}",
             created=now(),
@@ -88,6 +88,19 @@ def made(tmp_path_factory):
             made.add("streaming", "dial+wait-k=0.2", decode, seed, loss, lag)
     made.add("streaming", "dial+wait-k=0.2", "alignatt=2,chunk=1", 0, 0.15, 2.0)
     return made
+
+
+def test_results_of_another_experiment_are_not_mixed_in(tmp_path):
+    made = Made(tmp_path)
+    made.add("offline", "gamma=0.0", "gamma=0.0", 0, 0.3, 4.0)
+    made.add("offline", "gamma=0.0", "gamma=0.0", 0, 0.9, 4.0, limit=10)  # a smoke run in the same folder
+    values = {row.cell: row.value / 100 for row in made.table.rows() if row.metric == "BLEU"}
+    groups = Results(tmp_path).groups
+    assert len({group.label for group in groups}) == len(groups) == 2
+    assert sorted(group.settings["gamma=0.0"].mean("BLEU-4") for group in groups) == sorted(values.values())
+    made = Made(tmp_path / "alone")
+    made.add("offline", "gamma=0.0", "gamma=0.0", 0, 0.3, 4.0)
+    assert [group.label for group in Results(tmp_path / "alone").groups] == ["msvd"]
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +152,13 @@ def test_the_numbers_are_those_of_the_table(made, written):
     seeded = {row[0]: row for row in found["Table A3"]}
     assert seeded["0.3"][1] == f"**{best:.4f} ± {np.std(seeds('gamma=0.3'), ddof=1):.4f}**"
     assert seeded["1"][1] == f"{np.mean(seeds('gamma=1.0')):.4f} ± {np.std(seeds('gamma=1.0'), ddof=1):.4f}"
+
+
+def test_an_anchor_shows_when_its_first_token_came(written):
+    (part,) = [part for part in (written / "report.md").read_text().split("\n## ") if "msvd (dial" in part and "Streaming anchors" in part]
+    rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in part.splitlines() if line.startswith("| ")}
+    assert rows["AL"] == ["3.0", "**1.0**", "1.5", "3.8", "2.0"]
+    assert rows["first"] == ["1.5", "**0.5**", "0.8", "1.9", "1.0"]
 
 
 def test_intervals_are_those_of_the_bootstrap(made, written):

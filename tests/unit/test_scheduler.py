@@ -100,6 +100,22 @@ def test_one_that_fails_leaves_and_the_others_go_on():
     assert len(scheduler) == 1
 
 
+def test_a_call_that_finds_no_memory_loses_no_stream(monkeypatch):
+    made = model()
+    engine = engine_for(made, "native", threads=1)
+    expected = [*made.open(PowerLaw(0.3), engine=engine).push(source(1, 24))]
+    scheduler = Scheduler(engine)
+    sessions = [scheduler.add(made.open(PowerLaw(0.3), engine=engine)) for _ in range(3)]
+    for session in sessions:
+        session.push(source(1, 24))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "rows", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            scheduler.round()
+    written = list(scheduler.run())
+    assert [[each.event for each in written if each.session is session] for session in sessions] == [expected] * 3
+
+
 def test_turns_of_the_dial_are_marked_and_leaving_is_at_any_time():
     made = model()
     engine = engine_for(made, "native", threads=1)

@@ -1,4 +1,5 @@
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -6,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zendaya import Full, Model, PowerLaw, Session, Tokenizer, WaitK, ZendayaError
+from zendaya import Full, Model, PowerLaw, Session, Tokenizer, WaitK, ZendayaError, replay
+from zendaya.policies import LocalAgreement
+from zendaya.schedule import parse_schedule
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat"], vocab_size=290)
 MODEL = Model.from_preset("tiny", tokenizer=TOKENIZER, seed=2)
@@ -99,6 +102,48 @@ def test_a_fix_model_waits_for_its_window():
     assert list(session.push(stream(1)))
 
 
+def test_what_needs_no_length_does_not_wait_for_one():
+    model = Model.from_preset("tiny", length="fix", history=False)
+    assert [event.horizon for event in model.open(WaitK(2, 1)).push(stream(5))] == [2, 3, 4, 5]
+    assert list(model.open(Full()).push(stream(23))) == []
+
+
+def test_a_buffer_that_was_pushed_may_be_used_again():
+    buffer = stream(24).numpy()
+    session, expected = MODEL.open(PowerLaw(1)), decode(MODEL.open(PowerLaw(1)), stream(24))
+    events = session.push(buffer)
+    buffer[:] = 0
+    assert [*events, *session.finish()] == expected
+
+
+@pytest.mark.parametrize("clock", [None, time.monotonic])
+def test_a_turn_between_two_steps_is_replayed_by_its_mark(clock):
+    tokens, times_s = stream(60), np.arange(60) / 3
+    session, events = MODEL.open(PowerLaw(1), clock=clock), []
+    for event in session.push(tokens, times_s):
+        if event.step == 3 and not event.schedule:
+            session.set_schedule(PowerLaw(0.3 if event.window == 0 else 1.5))
+        events.append(event)
+    events += session.finish(20.0)
+    marks = [event for event in events if event.schedule]
+    assert [(mark.window, mark.step) for mark in marks] == [(0, 4), (1, 4)]
+    turns = [(mark, parse_schedule(mark.schedule)) for mark in marks]
+    found = list(replay(MODEL.open(PowerLaw(1)), tokens, times_s, turns=turns, end_s=20.0))
+    assert found == [dataclasses.replace(event, emission_s=event.arrival_s) for event in events]
+    assert max(event.arrival_s for event in events) == 20.0  # of the source, whatever the clock says
+
+
+def test_horizons_do_not_fall_after_a_pause_and_a_turn():
+    model = Model(dataclasses.replace(MODEL.config, pauses=True), TOKENIZER).eval()
+    session = Shy(model, PowerLaw(0), window=12, patience_s=0.0)
+    events = [*session.push(stream(2), 0.0), *session.advance(0.5)]
+    session.set_schedule(PowerLaw(2))
+    events += [*session.push(stream(10), 1.0), *session.finish(2.0)]
+    horizons = [event.horizon for event in events if not event.schedule]
+    assert horizons == sorted(horizons)
+    assert horizons[0] == 12
+
+
 def test_a_nan_stops_the_stream_where_it_is_read_and_not_before():
     tokens = stream(24)
     clean = decode(MODEL.open(WaitK(2, 1)), tokens)
@@ -150,7 +195,8 @@ class Shy(Session):
         self.read = horizon
         return super()._logits(horizon)
 
-    def _choose(self, logits_V, step):
+    def _choose(self, logits_V, text):
+        step = len(text) + 1
         return self.model.config.framing.end if self.read < 2 * step or step > 8 else 100 + step
 
 
@@ -172,17 +218,18 @@ def test_an_early_end_is_a_pause_where_the_model_pauses(schedule, count, pieces)
 class Stuck(Session):
     """Says one thing for ever unless it may not; then its end."""
 
-    def _logits(self, horizon):
-        super()._logits(horizon)
+    def _run(self, ids, horizon, gaze=None):
+        super()._run(ids, horizon, gaze)
         logits_V = torch.zeros(self.model.config.decoder.vocab_size)
         logits_V[[7, self.model.config.framing.end]] = torch.tensor([9.0, 5.0])
         return logits_V
 
 
+@pytest.mark.parametrize("policy", [Full(), LocalAgreement(5)], ids=str)
 @pytest.mark.parametrize(("loop_tokens", "lengths"), [(0, [32, 32]), (5, [6, 6])])
-def test_a_loop_is_left_where_the_model_says_so(loop_tokens, lengths):
+def test_a_loop_is_left_where_the_model_says_so(loop_tokens, lengths, policy):
     model = Model(dataclasses.replace(MODEL.config, loop_tokens=loop_tokens), TOKENIZER).eval()
-    events = decode(Stuck(model, Full()), stream(48))
+    events = decode(Stuck(model, policy), stream(48))
     assert [event.step for event in events if event.last] == lengths
 
 
@@ -190,6 +237,6 @@ def test_a_window_that_never_ended_leaves_no_history_where_loops_are_watched():
     for loop_tokens, forgets in ((0, False), (8, True)):
         model = Model(dataclasses.replace(MODEL.config, loop_tokens=loop_tokens), TOKENIZER).eval()
         session = model.open(Full(), max_steps=5)
-        session._choose = lambda logits_V, step: 100 + step  # never ends
+        session._choose = lambda logits_V, text: 101 + len(text)  # never ends
         list(session.push(stream(25)))
         assert (session._window_index, session._previous is None) == (1, forgets)

@@ -19,15 +19,17 @@ import zendaya
 from zendaya import recipes
 from zendaya.audit import audit
 from zendaya.decoder import DecoderConfig
+from zendaya.encode import encode_corpus
 from zendaya.encoders.store import FeatureStore
-from zendaya.errors import CheckpointError, ConfigError
+from zendaya.errors import CheckpointError, ConfigError, StoreError
 from zendaya.model import Model, ModelConfig
 from zendaya.schedule import PowerLaw, WaitK, parse_schedule
 from zendaya.text import learned_text
 from zendaya.training import TrainConfig, train
 from zendaya.training import state as saved_state
+from zendaya.training.buckets import plan
 from zendaya.training.dial import Dial, parse_training_schedule
-from zendaya.training.loop import LoopConfig, learning_rate
+from zendaya.training.loop import LoopConfig, learning_rate, run
 
 WORDS = ("a man", "a dog", "runs", "sings", "in the rain", "at home", "slowly", "again")
 
@@ -94,6 +96,7 @@ def with_dropout(config, dropout):
 KINDS = {
     "fix": ("fix", PowerLaw(0.5)),
     "inf": ("inf", PowerLaw(0.5)),
+    "causal": ("causal", PowerLaw(0.5)),
     "wait-k": ("fix", WaitK(3)),
     "offline": ("fix", PowerLaw(0.0)),
     "dial": ("fix", Dial(wait_k=0.2)),
@@ -139,7 +142,7 @@ def _recipe(form, schedule):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["fix", "inf", "wait-k"])
+@pytest.mark.parametrize("kind", ["fix", "causal", "inf", "wait-k"])
 def test_sixteen_clips_are_learned_by_heart(overfitted, kind):
     first, *_, last = history(overfitted(kind))
     assert first["train_nll"] > 1.0
@@ -358,13 +361,13 @@ def test_two_processes_learn_what_one_does(corpus, tmp_path, recipe):
     config = with_dropout(recipe(schedule=Dial(), loop={"accumulate": 2, "batch_tokens": 60, "epochs": 2}), 0.1)
     path = tmp_path / "toy.json"
     path.write_text(json.dumps(config.to_dict()))
-    train(config, data=corpus, store=tmp_path / "features", out=tmp_path / "one")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "zendaya", "train", str(path)]
     done = subprocess.run(
         [*command, "--data", str(corpus), "--store", str(tmp_path / "features"), "--out", str(tmp_path / "two")],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr  # the features were not there: the first process encoded them
+    train(config, data=corpus, store=tmp_path / "features", out=tmp_path / "one")
     one, two = history(tmp_path / "one", "step"), history(tmp_path / "two", "step")
     assert len(one) == len(two) > 4
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-4)
@@ -390,12 +393,58 @@ def test_mixed_precision_learns_too(corpus, tmp_path, recipe):
     assert {tensor.dtype for tensor in weights(tmp_path / "bf16-mixed/last").values()} == {torch.float32}
 
 
+class _Ids(torch.nn.Module):
+    """A module that remembers which ids it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.ones(4, 4)), []
+
+    def forward(self, batch):
+        self.seen.append(batch["ids"].tolist())
+        return {"nll": (batch["ids"][:, None] @ torch.ones(1, 4) @ self.weight).square().sum() * 1e-9}
+
+
+class _IdTask:
+    def __init__(self):
+        self.module, self.weights = _Ids(), {"nll": 1.0}
+
+    def sizes(self, split):
+        return [(2, 2)] * 2
+
+    def counts(self, split, indices):
+        return {"nll": 1}
+
+    def collate(self, split, indices, rng):
+        return {"ids": torch.tensor([1001.0, 2003.0, 777.0])}
+
+    def save(self, folder):
+        folder.mkdir(exist_ok=True)
+
+
+def test_ids_keep_their_value_in_mixed_precision(tmp_path):
+    task = _IdTask()
+    run(task, LoopConfig(epochs=1, batch_tokens=8, precision="bf16-mixed"), tmp_path)
+    assert task.module.seen
+    assert all(ids == [1001.0, 2003.0, 777.0] for ids in task.module.seen)
+
+
+def test_a_store_of_other_features_is_refused(corpus, tmp_path, recipe):
+    train(recipe(loop={"epochs": 1}), data=corpus, store=tmp_path / "features", out=tmp_path / "one")
+    other = dataclasses.replace(recipe(loop={"epochs": 1}), encoder="features,rate=6")
+    with pytest.raises(ConfigError, match=r"features of encoder 'features dim=6 rate=3 .*the recipe's \(features,rate=6\) is"):
+        train(other, data=corpus, store=tmp_path / "features", out=tmp_path / "two")
+    encode_corpus("manifest", corpus, tmp_path / "few", encoder="features,rate=3", limit=20)
+    with pytest.raises(StoreError, match="holds 20 of the 32 clips of train and valid"):
+        train(recipe(loop={"epochs": 1}), data=corpus, store=tmp_path / "few", out=tmp_path / "three")
+
+
 # Settings.
 
 
 def test_a_recipe_survives_its_file(recipe, tmp_path):
     for name in set(recipes.recipes()) - {"adapt-tiny.en"}:
-        for schedule in (None, "dial", "dial=2+wait-k=0.3", "wait-k=7", "gamma=0.3,floor"):
+        for schedule in (None, "dial", "dial=2+wait-k=0.3", "dial,offline=0.5", "wait-k=7", "wait-k=7,stride=1", "gamma=0.3,floor"):
             config = recipes.configured(name, schedule=schedule)
             assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
@@ -417,6 +466,26 @@ def test_wait_k_takes_the_stride_of_the_corpus(corpus, tmp_path, recipe):
     assert signature["schedule"] == f"wait-k=3,stride={signature['rho']}"
     assert signature["data_digest"]
     assert signature["version"] == zendaya.__version__
+    found = zendaya.evaluate_corpus(
+        tmp_path / "run/best", "manifest", corpus, split="valid", schedules=[WaitK(3), WaitK(3, 1.0)], metrics=["bleu"]
+    )
+    assert [one.schedule for one in found.scores] == [signature["schedule"], "wait-k=3,stride=1.0"]
+    train(recipe(schedule=WaitK(3, 1.0), loop={"epochs": 1}), data=corpus, store=tmp_path / "run/features", out=tmp_path / "said")
+    assert json.loads((tmp_path / "said/recipe.json").read_text())["schedule"] == "wait-k=3,stride=1.0"
+
+
+def test_batches_that_no_step_can_share_are_refused():
+    with pytest.raises(ConfigError, match="3 batches of one example each are no multiple of the 2 micro-batches"):
+        plan([(10, 5)] * 3, 15, np.random.default_rng(0), multiple=2)
+
+
+def test_an_adaptation_is_read_back_from_its_run(tmp_path):
+    config = recipes.recipe("adapt-tiny.en")
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": dataclasses.asdict(config), "limit": None}))
+    assert recipes.recipe(str(tmp_path / "recipe.json")) == config
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {**dataclasses.asdict(config), "loop": {}}}))
+    with pytest.raises(ConfigError, match=r"recipe\.json: not an adaptation of this version"):
+        recipes.recipe(str(tmp_path / "recipe.json"))
 
 
 def test_the_dial_is_drawn_as_it_says():

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 import zendaya
+from zendaya.cli import options
 from zendaya.errors import ConfigError
 from zendaya.schedule import parse_schedule
 
@@ -27,16 +28,21 @@ def audit(
     seed: Annotated[int, typer.Option(help="Seed of weights, streams and cuts.", min=0, max=2**63 - 1)] = 0,
     max_source: Annotated[int, typer.Option(help="Longest window tested, in source tokens.", min=1)] = 135,
     max_steps: Annotated[int, typer.Option(help="Longest text tested, in steps.", min=1)] = 165,
+    engine: options.Engine = "torch",
+    precision: options.Precision = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
 ) -> None:
     """Test that no output depends on input that has not arrived; exit code 1 where one does.
 
     Everything beyond a horizon is replaced by other values, by NaN, by nothing and by more, alone and in batches,
-    teacher-forced, incremental and live; what was written up to that horizon must not change by a bit.
+    teacher-forced, incremental and live; what was written up to that horizon must not change by a bit. The incremental and
+    live paths are those of the engine.
     """
     from zendaya.audit import AuditReport, default_schedules
     from zendaya.audit import audit as run
     from zendaya.audit.leaks import LEAKS
+    from zendaya.engine import Backend, engine_for, engine_name
+    from zendaya.engine import Precision as Weights
     from zendaya.model import Model
     from zendaya.model import presets as names
     from zendaya.pretrained import load_model
@@ -50,15 +56,19 @@ def audit(
     if scale not in ("window", "segment"):
         raise ConfigError(f"--scale is window or segment: got {scale!r}")
     live_scale: Literal["window", "segment"] = scale  # type: ignore[assignment]
+    backend: Backend = engine  # type: ignore[assignment]
+    weights: Weights = precision  # type: ignore[assignment]
+    if plant is not None and engine != "torch":
+        raise ConfigError("a leak is planted in PyTorch's decoder: --plant goes with --engine torch")
     chosen = [parse_schedule(text) for text in schedule or []]
     wanted = [checkpoint] if checkpoint is not None else preset or (["tiny"] if plant else list(names()))
     failed = False
 
-    def show(name: str, report: AuditReport) -> None:
+    def show(name: str, report: AuditReport, computed: str = "torch") -> None:
         nonlocal failed
         failed = failed or not report.passed
         if as_json:
-            print(json.dumps({"version": zendaya.__version__, "model": name, **report.to_dict()}), flush=True)
+            print(json.dumps({"version": zendaya.__version__, "model": name, "engine": computed, **report.to_dict()}), flush=True)
             return
         steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
         size = f"{report.window} source tokens by {report.steps} steps"
@@ -73,8 +83,10 @@ def audit(
             for leak in LEAKS if plant == "all" else [plant]:
                 show(f"{name} with {LEAKS[leak].what}", LEAKS[leak].audit(model, seed=seed, cuts=cuts))
             continue
+        computes, computed = engine_for(model, backend, precision=weights), engine_name(model, backend, weights)
         for one in chosen or default_schedules(model):
-            show(name, run(model, one, scale=live_scale, seed=seed, cuts=cuts, max_source=max_source, max_steps=max_steps))
+            found = run(model, one, scale=live_scale, seed=seed, cuts=cuts, max_source=max_source, max_steps=max_steps, engine=computes)
+            show(name, found, computed)
     if failed:
         raise typer.Exit(1)
 

@@ -17,18 +17,24 @@ def bench(
     live: Annotated[str, typer.Option(help="Numbers of live streams, as 500; empty for none.")] = "500",
     live_s: Annotated[float, typer.Option(help="Seconds of each live run.")] = 20.0,
     sources: Annotated[str, typer.Option(help="Source lengths of the table by gamma; empty for none.")] = "100,500,1500",
+    training_tokens: Annotated[int, typer.Option(help="Tokens of a training batch; 0 to leave training out.")] = 8192,
+    encoder_s: Annotated[float, typer.Option(help="Seconds of sound for the encoder; 0 to leave it out.")] = 60.0,
     rounds: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 5,
     threads: Annotated[int, typer.Option(help="Threads of every contender.", min=1)] = 2,
     peers: Annotated[bool, typer.Option("--peers", help="Also Hugging Face generate, CTranslate2 and ONNX Runtime.")] = False,
     file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to FILE.")] = None,
 ) -> None:
-    """Measure the engine: one stream, many, by the dial and live; beside the memory's speed and, with --peers, beside others."""
+    """Measure decoding (one stream, many, by the dial, live; beside the memory's speed and, with --peers, others), training, encoding.
+
+    `benchmarks/train.py` puts training beside others.
+    """
     from zendaya.bench import Plan, chosen, run
     from zendaya.peers import peers_of
 
     plan = Plan(
         preset=preset, source=source, steps=steps, rounds=rounds, threads=threads, streams=tuple(chosen(streams, int)),
-        live=tuple(chosen(live, int)), live_s=live_s, sources=tuple(chosen(sources, int)),
+        live=tuple(chosen(live, int)), live_s=live_s, sources=tuple(chosen(sources, int)), training_tokens=training_tokens,
+        encoder_s=encoder_s,
     )  # fmt: skip
     result = run(plan, peers=peers_of if peers else None)
     if file is not None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from zendaya.cli import options
 from zendaya.corpora import CORPORA
 from zendaya.metrics.comparison import compare_traces
 from zendaya.metrics.quality import METRICS
@@ -64,6 +65,8 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Decode the first N clips only.", min=1)] = None,
     computation_aware: Annotated[bool, typer.Option(help="Time the decoding, and score lag in seconds with it too.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that decode, each on one thread.", min=1)] = 1,
+    engine: options.Engine = "auto",
+    precision: options.Precision = "float32",
     out: Annotated[
         Path | None, typer.Option(help=f"The folder that {TRACES} and {SCORES} go to; an evaluation that was interrupted goes on there.")
     ] = None,
@@ -92,7 +95,8 @@ def evaluate(
             checkpoint, corpus, path, store=store, split=split, schedules=[parse_policy(text) for text in schedule or ["gamma=0"]],
             scale=scale or ("window" if streaming else "segment"), streaming=streaming, window=window,  # type: ignore[arg-type]
             steps=steps, max_steps=max_steps, metrics=_names(metrics), normalise=normalise,  # type: ignore[arg-type]
-            computation_aware=computation_aware, limit=limit, workers=workers, out=out, force=force, report=show,
+            computation_aware=computation_aware, limit=limit, workers=workers, backend=engine, precision=precision,  # type: ignore[arg-type]
+            out=out, force=force, report=show,
         )  # fmt: skip
     except KeyboardInterrupt:
         if out is not None and (out / UNFINISHED).exists():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from zendaya.cli import options
 from zendaya.cli.encode import INTERRUPTED
 from zendaya.errors import ConfigError, SourceError, ZendayaError
 from zendaya.schedule import PowerLaw, Schedule
@@ -43,6 +44,8 @@ def stream(
     patience: Annotated[float | None, typer.Option(help="Seconds a late source is waited for; for ever if not given.")] = None,
     window: Annotated[float | None, typer.Option(help="Seconds of a window at most; the model's if not given.")] = None,
     cut: Annotated[str, typer.Option(help="Windows end at W (fixed), or where the speaker pauses (pauses).")] = "fixed",
+    engine: options.Engine = "auto",
+    precision: options.Precision = "float32",
     vtt: Annotated[Path | None, typer.Option(help="Also write WebVTT subtitles to FILE.")] = None,
     srt: Annotated[Path | None, typer.Option(help="Also write SubRip subtitles to FILE.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object an event instead of text.")] = False,
@@ -71,7 +74,8 @@ def stream(
     _run(
         _Settings(
             source=source, device=device, raw=raw, schedule=schedule, model=model, encoder=encoder, realtime=realtime,
-            patience_s=float("inf") if patience is None else patience, window_s=window, cut=cut, as_json=as_json,
+            patience_s=float("inf") if patience is None else patience, window_s=window, cut=cut, engine=engine,
+            precision=precision, as_json=as_json,
         ),
         _subtitles(source, vtt, srt),
     )  # fmt: skip
@@ -101,6 +105,8 @@ class _Settings:
     patience_s: float
     window_s: float | None
     cut: str
+    engine: str
+    precision: str
     as_json: bool
 
     @property
@@ -192,7 +198,7 @@ def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, A
     """The session, its encoder, and whether that one hears."""
     from zendaya.encoders.whisper_stream import WhisperBlocks
     from zendaya.engine import engine_for
-    from zendaya.pretrained import load_live
+    from zendaya.pretrained import as_trained, load_live
     from zendaya.stream import Pace
 
     model, encoder = load_live(settings.model, settings.encoder)
@@ -200,12 +206,17 @@ def _session(settings: _Settings, clock: Clock) -> tuple[Session, Encoder[Any, A
     if not traits.live:
         raise ConfigError(f"{traits.name}: offline only: its tokens read the whole recording; name a live encoder (whisper in block mode)")
     block = max(1, encoder.block // encoder.pool) if isinstance(encoder, WhisperBlocks) else 1
+    schedule = as_trained(settings.schedule, settings.model)
+    if model.config.length == "fix" and getattr(schedule, "needs_length", False):
+        typer.echo(
+            "zendaya: this model's length head reads a whole window first: text comes a window at a time (train its inf form)", err=True
+        )
     session = model.open(
-        settings.schedule,
+        schedule,
         window=None if settings.window_s is None else round(settings.window_s * traits.tokens_per_s),
-        steps=model.config.max_steps if model.length is None and getattr(settings.schedule, "needs_length", False) else None,
+        steps=model.config.max_steps if model.length is None and isinstance(schedule, Schedule) else None,
         patience_s=settings.patience_s, pace=Pace(traits.tokens_per_s, block), clock=clock if settings.live else None,
-        engine=engine_for(model),
+        engine=engine_for(model, settings.engine, precision=settings.precision),  # type: ignore[arg-type]
     )  # fmt: skip
     return session, encoder, isinstance(encoder, WhisperBlocks)
 

@@ -42,6 +42,7 @@ def sweep(
 ) -> None:
     """Train and decode a whole grid into one table. Stopped or killed at any moment, the same command goes on where it was."""
     from zendaya.sweep import grids
+    from zendaya.sweep.table import check_export
 
     if listed:
         _list()
@@ -56,8 +57,8 @@ def sweep(
         raise ConfigError(
             f"grid {wanted.name} needs --data (the folder of its corpora, or $ZENDAYA_DATA) and --out (the folder of the sweep)"
         )
-    if export is not None and export.exists() and not force:
-        raise ConfigError(f"{export}: is there already; give --force to replace it, or another name")
+    if export is not None:
+        check_export(export, force=force)
     _run(wanted, data, out, features, processes, ray, export, as_json)
 
 
@@ -244,8 +245,10 @@ def report(
 ) -> None:
     """Turn a sweep's results into the paper's tables (Markdown, LaTeX), its figures (SVG) and one page with interactive plots."""
     from zendaya.report.write import write_report
-    from zendaya.sweep.table import Table
+    from zendaya.sweep.table import Table, check_export
 
+    if export is not None:
+        check_export(export, force=force)
     chosen = {"formats": formats} if formats else {}
     for path in write_report(out, to=to, force=force, **chosen):  # type: ignore[arg-type]
         typer.echo(path)

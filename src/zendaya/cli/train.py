@@ -37,7 +37,7 @@ def train(
     batch_tokens: Annotated[int | None, typer.Option(help="Padded source tokens and text rows of a micro-batch.", min=1)] = None,
     accumulate: Annotated[int | None, typer.Option(help="Micro-batches of a step, over all processes.", min=1)] = None,
     learning_rate: Annotated[float | None, typer.Option(help="After the warm-up.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, 32-true, bf16-mixed or 16-mixed.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, 32-true or bf16-mixed.")] = None,
     limit: Annotated[int | None, typer.Option(help="The first N examples only.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ float32 or int8 and computes the rows of many streams at once. Both take the cal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from zendaya.model import Model
 
 Backend = Literal["auto", "torch", "native"]
 
-__all__ = ["Backend", "Engine", "EngineCache", "NativeEngine", "Precision", "describe", "engine_for", "missing"]
+__all__ = ["Backend", "Engine", "EngineCache", "NativeEngine", "Precision", "describe", "engine_for", "engine_name", "is_native", "missing"]
 
 
 class EngineCache(Protocol):
@@ -63,16 +63,26 @@ def engine_for(model: Model, backend: Backend = "auto", *, precision: Precision 
     >>> model = Model.from_preset("tiny")
     >>> session = model.open(PowerLaw(0.5), engine=engine_for(model))
     """
-    if backend not in ("auto", "torch", "native"):
-        raise ConfigError(f"an engine is 'auto', 'torch' or 'native': got {backend!r}")
-    on_cpu = model.decoder.tokens.weight.device.type == "cpu"
-    if backend == "native" or (backend == "auto" and missing() is None and on_cpu):
+    if is_native(model, backend):
         return NativeEngine(model.decoder, precision=precision, threads=threads)
     if precision != "float32":
         raise ConfigError(f"PyTorch's engine computes in the model's own type, not {precision}: {missing() or 'ask for the native one'}")
     if threads is not None:
         raise ConfigError("PyTorch's threads are those of the process: set them with torch.set_num_threads")
     return model.decoder
+
+
+def is_native(model: Model, backend: Backend = "auto") -> bool:
+    """Whether `engine_for` takes the native back end."""
+    if backend not in get_args(Backend):
+        raise ConfigError(f"an engine is one of {', '.join(get_args(Backend))}: got {backend!r}")
+    on_cpu = model.decoder.tokens.weight.device.type == "cpu"
+    return backend == "native" or (backend == "auto" and missing() is None and on_cpu)
+
+
+def engine_name(model: Model, backend: Backend = "auto", precision: Precision = "float32") -> str:
+    """What `engine_for` takes, as results name it."""
+    return f"native {precision}" if is_native(model, backend) else "torch"
 
 
 def describe() -> str:

@@ -119,7 +119,8 @@ def check_free(folder: Path, *, force: bool, names: Sequence[str] = (TRACES, SCO
 class Unfinished:
     """The traces of an evaluation that is not finished: a line each as they come, below the signature of what they are part of."""
 
-    def __init__(self, folder: Path, signature: Mapping[str, Any], *, force: bool) -> None:
+    def __init__(self, folder: Path, signature: Mapping[str, Any], *, force: bool, discard: bool = False) -> None:
+        """With `force` begin anew; with `discard`, where those that are there are part of another evaluation."""
         self.traces: dict[tuple[str, str, str], Trace] = {}
         """Those of an evaluation that was interrupted, by schedule, split and clip."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,8 +131,10 @@ class Unfinished:
         if self._path.exists() and not force:
             lines = self._path.read_bytes().splitlines(keepends=True)
             whole = [line for line in lines[1:] if line.endswith(b"\n")]  # a last one that was cut is decoded again
-            if whole:
-                self._check(lines[0], wanted)
+            other = self._difference(lines[0], wanted) if whole else ""
+            if other and not discard:
+                raise ZendayaError(other)
+            if whole and not other:
                 for number, line in enumerate(whole, start=2):
                     trace = _trace(line.decode(), f"{self._path}:{number}")
                     self.traces[trace.schedule, trace.split, trace.clip] = trace
@@ -139,17 +142,19 @@ class Unfinished:
         write_atomically(self._path, head + kept)
         self._file = self._path.open("ab")
 
-    def _check(self, line: bytes, wanted: Mapping[str, Any]) -> None:
+    def _difference(self, line: bytes, wanted: Mapping[str, Any]) -> str:
+        """Why what is there cannot be gone on with; empty if it can. A checkpoint is the same wherever it lies."""
         try:
             saved = dict(json.loads(line))
         except (ValueError, TypeError):
-            raise ZendayaError(f"{self._path}: damaged: remove it, or evaluate with --force") from None
-        for key in sorted(saved.keys() | wanted.keys()):
+            return f"{self._path}: damaged: remove it, or evaluate with --force"
+        for key in sorted((saved.keys() | wanted.keys()) - {"checkpoint"}):
             if saved.get(key) != wanted.get(key):
-                raise ZendayaError(
+                return (
                     f"{self._path.parent}: holds an unfinished evaluation whose {key} is {saved.get(key)!r}, not {wanted.get(key)!r}: "
                     f"go on with that, give another --out, or --force to begin anew"
                 )
+        return ""
 
     def __enter__(self) -> Unfinished:
         return self
@@ -195,7 +200,7 @@ def one_line(scores: Scores, signature: Mapping[str, Any]) -> str:
     return (
         f"zendaya:{known('version')}|{scores.schedule}|scale:{scores.scale}{width}{history}|tok:{tokens}|seed:{known('seed')}"
         f"|model:{known('checkpoint_sha256', 8)}|data:{known('corpus')},{known('split')},{known('data_sha256', 8)}|clips:{scores.num_clips}"
-        f"|clock:{known('clock')}"
+        f"|engine:{known('engine')}|clock:{known('clock')}"
     )
 
 
@@ -217,12 +222,20 @@ def rescore(
 
 
 def signature_beside(path: str | Path, sha256: str) -> dict[str, Any]:
-    """The signature of the scores beside a traces file, if they are of these traces; else nothing is known but the traces."""
+    """The signature of the scores beside a traces file; where there are none nothing is known but the traces, and those of others are an
+    error: the traces were cut or changed since."""
     file = Path(path).expanduser()
     folder = file if file.is_dir() else file.parent
     try:
         signature = json.loads((folder / SCORES).read_bytes())["signature"]
-        known = signature["traces_sha256"] == sha256 and set(signature["metrics"]) <= set(METRICS)
+        known = set(signature["metrics"]) <= set(METRICS)
+        if signature["traces_sha256"] != sha256:
+            raise ZendayaError(
+                f"{path}: not the traces that {folder / SCORES} was made from: they were cut or changed since; evaluate again, or remove "
+                f"{SCORES} to score what is there"
+            )
         return dict(signature) if known and signature["normalise"] in get_args(Normalise) else {}
+    except ZendayaError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

@@ -35,7 +35,7 @@ def parse_policy(text: str) -> Schedule | Policy:
     or whatever `parse_schedule` knows.
 
     >>> parse_policy("alignatt=4,chunk=2").chunk, parse_policy("wait-k=3")
-    (2, WaitK(k=3, stride=1.0))
+    (2, WaitK(k=3, stride=None))
     """
     name, _, rest = text.replace(" ", "").lower().partition("=")
     if name not in _MAKE:

@@ -25,7 +25,7 @@ class WindowView:
     """One window's `View`; it counts its decodes that came to nothing."""
 
     def __init__(
-        self, model: Model, cache: EngineCache, written: Sequence[int], run: Run, choose: Callable[[Tensor, int], int], *,
+        self, model: Model, cache: EngineCache, written: Sequence[int], run: Run, choose: Callable[[Tensor, Sequence[int]], int], *,
         max_steps: int, cost: Cost,
     ) -> None:  # fmt: skip
         self.arrived, self.complete = 0, False
@@ -45,7 +45,7 @@ class WindowView:
     def attend(self, layer: int | None, heads: Heads) -> tuple[int, Floats]:
         if self._gaze is None:
             self._gaze = Gaze(chosen_heads(self._model, layer, heads))
-        token = self._choose(self._ahead(), len(self._written) + 1)
+        token = self._choose(self._ahead(), self._written)
         self._compare([token])
         return token, self._gaze.mean().numpy(force=True)
 
@@ -53,9 +53,8 @@ class WindowView:
         logits_V, tokens = self._ahead(), list[int]()
         rows = self._cache.num_rows
         while True:
-            steps = len(self._written) + len(tokens) + 1
-            tokens.append(self._choose(logits_V, steps))
-            if tokens[-1] == self.end or steps == self._max_steps:
+            tokens.append(self._choose(logits_V, [*self._written, *tokens]))
+            if tokens[-1] == self.end or len(self._written) + len(tokens) == self._max_steps:
                 break
             logits_V = self._run(tokens[-1:], self.arrived, None)
         self._cache.num_rows = rows

@@ -60,6 +60,18 @@ def librispeech() -> TrainConfig:
     )  # fmt: skip
 
 
+def librispeech_long30() -> TrainConfig:
+    """LibriSpeech joined to about 30 s, at 5 tokens a second and written in short pieces: more text than source, as in the paper."""
+    config = librispeech()
+    return dataclasses.replace(
+        config, name="librispeech-long30", corpus="librispeech-long30", encoder="whisper:tiny.en,block_s=1,pool=10",
+        model=_small(
+            dim=192, layers=2, source_dim=384, window=180, max_steps=280, dropout=0.1, vocab_size=500, source_layers=2
+        ), vocab_size=500, alignment_slots=3,
+        loop=dataclasses.replace(config.loop, epochs=12),
+    )  # fmt: skip
+
+
 def multi30k() -> TrainConfig:
     """Multi30k English to German, BPE on both sides, the source read by causal layers of its own, small."""
     model = _small(
@@ -87,9 +99,13 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
     "libriheavy": libriheavy,
     "libriheavy-inf": lambda: inf(libriheavy()),
     "msvd": msvd,
+    "msvd-causal": lambda: causal(msvd()),
     "librispeech": librispeech,
+    "librispeech-causal": lambda: causal(librispeech()),
     "librispeech-inf": lambda: inf(librispeech()),
+    "librispeech-long30": librispeech_long30,
     "multi30k": multi30k,
+    "multi30k-causal": lambda: causal(multi30k()),
     "adapt-tiny.en": adapt_tiny_en,
 }
 """The clips of MSVD and Multi30k have no neighbours in a stream, so those have no inf form."""
@@ -109,14 +125,22 @@ def recipe(name: str) -> Recipe:
     return _RECIPES[name]()
 
 
-def _from_file(path: Path) -> TrainConfig:
+def _from_file(path: Path) -> Recipe:
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError:
         raise ConfigError(f"{path}: not JSON; expected a recipe, such as the recipe.json of a run") from None
-    return TrainConfig.from_dict(data.get("recipe", data) if isinstance(data, dict) else data, str(path))
+    fields = data.get("recipe", data) if isinstance(data, dict) else data
+    if isinstance(fields, dict) and "adapt" in fields:
+        return AdaptRecipe.from_dict(fields, str(path))
+    return TrainConfig.from_dict(fields, str(path))
+
+
+def causal(config: TrainConfig) -> TrainConfig:
+    """The form of a recipe that streams clip by clip: each alone, its length predicted from what its first step may read."""
+    return dataclasses.replace(config, name=f"{config.name}-causal", form="causal")
 
 
 def inf(config: TrainConfig) -> TrainConfig:

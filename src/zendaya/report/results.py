@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -92,11 +94,16 @@ class Group:
     """`own`: each setting has a model trained under it; else what the one model of all was trained under."""
     scale: str
     split: str
+    variant: str
+    """A digest of all else that was chosen: the recipe but its schedule and seed, the data, what was trained on and decoded."""
+    marked: bool = False
+    """Whether the label says the variant, because there are others."""
     settings: dict[str, Setting] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return self.recipe if self.family == OWN else f"{self.recipe} ({self.family})"
+        label = self.recipe if self.family == OWN else f"{self.recipe} ({self.family})"
+        return f"{label} #{self.variant}" if self.marked else label
 
     @property
     def any_row(self) -> Row:
@@ -133,6 +140,18 @@ def best(settings: Iterable[Setting], measure: str) -> Setting | None:
     return max(known, key=lambda pair: sign * pair[0])[1] if known else None
 
 
+def variant(row: Row) -> str:
+    """Two rows of the same recipe, schedules and seed are of one experiment where this is the same, and are not to be mixed where not."""
+    signature = json.loads(row.signature)
+    training, evaluation = signature.get("training", {}), signature.get("evaluation", {})
+    recipe = {name: value for name, value in training.get("recipe", {}).items() if name != "schedule"}
+    recipe["loop"] = {name: value for name, value in recipe.get("loop", {}).items() if name != "seed"}
+    recipe["model"] = {name: value for name, value in recipe.get("model", {}).items() if name != "length"}  # wait-k has no head
+    chosen = {name: evaluation.get(name) for name in ("limit", "window", "steps", "max_steps", "normalise", "streaming")}
+    everything = [recipe, training.get("limit"), row.data_digest, chosen]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:6]
+
+
 class Results:
     """The table of a sweep, grouped, with the traces behind it."""
 
@@ -145,11 +164,14 @@ class Results:
         groups: dict[tuple[str, ...], Group] = {}
         for row in self.rows:
             family = OWN if row.train_schedule == row.decode_schedule else row.train_schedule
-            key = (row.recipe, row.mode, family, row.scale, row.split)
+            key = (row.recipe, row.mode, family, row.scale, row.split, variant(row))
             group = groups.setdefault(key, Group(*key))
             setting = group.settings.setdefault(row.decode_schedule, Setting(row.decode_schedule))
             setting.rows.setdefault(row.seed, {})[row.metric] = row
         self.groups = [groups[key] for key in sorted(groups)]
+        alike = Counter(key[:-1] for key in groups)
+        for group_key, group in groups.items():
+            group.marked = alike[group_key[:-1]] > 1
         self._traces: dict[str, list[Trace] | None] = {}
         self._statistics: dict[tuple[str, str], Statistics | None] = {}
 

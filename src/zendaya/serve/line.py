@@ -28,9 +28,12 @@ class Line:
 
     @staticmethod
     async def accept(websocket: WebSocket, slow_s: float) -> Line:
-        """Take a connection."""
+        """Take a connection; ConnectionError if the client has gone already."""
         offered = websocket.scope.get("subprotocols", [])
-        await websocket.accept(subprotocol=next((name for name in PROTOCOLS if name in offered), None))
+        try:
+            await websocket.accept(subprotocol=next((name for name in PROTOCOLS if name in offered), None))
+        except (WebSocketDisconnect, RuntimeError, OSError, AssertionError) as error:
+            raise ConnectionError(f"gone before it was accepted: {type(error).__name__}") from None
         return Line(websocket, slow_s)
 
     async def receive(self) -> str | bytes | None:

@@ -205,14 +205,16 @@ class Native:
             if seat is None:
                 await websocket.send_denial_response(refusal(self.server))
                 return
-        line = await Line.accept(websocket, self.server.config.slow_s)
+        line: Line | None = None
         kept: Kept | None = None
         try:
+            line = await Line.accept(websocket, self.server.config.slow_s)
             kept = await self._greet(line, seat)
             if seat is not None and kept.seat is seat:
                 seat = None
             await self._serve(line, kept)
         except HangUpError as bye:
+            assert line is not None
             with contextlib.suppress(ConnectionError):
                 await line.send({"type": "error", "code": bye.code, "field": bye.field, "message": str(bye)})
             await line.close(bye.close, bye.code)
@@ -221,7 +223,7 @@ class Native:
         finally:
             if seat is not None:
                 seat.free()
-            if kept is not None and kept.line is line:
+            if kept is not None and line is not None and kept.line is line:
                 self._part(kept, line)
 
     def _part(self, kept: Kept, line: Line) -> None:

@@ -249,7 +249,11 @@ async def connect(server: Server, websocket: WebSocket) -> None:
     if seat is None:
         await websocket.send_denial_response(refusal(server))
         return
-    line = await Line.accept(websocket, server.config.slow_s)
+    try:
+        line = await Line.accept(websocket, server.config.slow_s)
+    except ConnectionError:
+        seat.free()
+        return
     one = Realtime(server, line)
     server.enders.add(one.finish)
     LOG.info("session opened", extra={"event": "session_open", "session": one.session["id"], "source": "realtime"})

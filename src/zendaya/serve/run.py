@@ -14,7 +14,7 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 
-from zendaya.engine import engine_for, missing
+from zendaya.engine import engine_for, engine_name, is_native
 from zendaya.errors import ConfigError
 from zendaya.serve.app import make_app
 from zendaya.serve.config import ServeConfig
@@ -87,12 +87,14 @@ async def run(
     # The encoder's thread and the decoder's work at the same time: each gets half of the cores.
     cores = min(MOST_CORES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     torch.set_num_threads(max(1, cores // 2))
-    engine = engine_for(served.model, threads=cores - cores // 2) if missing() is None else None
+    engine = engine_for(served.model, threads=cores - cores // 2) if is_native(served.model) else None
     listener = Listener(make_app(config, served, engine=engine, wyoming_socket=wyoming), config)
     task = asyncio.create_task(listener.serve(sockets=[http]))
     while not listener.started and not task.done():
         await asyncio.sleep(0.01)
     if listener.started:
+        about = {"host": config.host, "port": http.getsockname()[1], "model": served.name, "engine": engine_name(served.model)}
+        LOG.info("started", extra={"event": "start", **about})
         host = f"[{config.host}]" if ":" in config.host else config.host
         say(f"zendaya: captions of {served.name} at http://{host}:{http.getsockname()[1]}")
         if wyoming is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, BinaryIO, TypeVar
 
@@ -30,7 +29,6 @@ from zendaya.serve.served import Sound
 from zendaya.serve.server import Server
 from zendaya.subtitles import Cue, Cues, to_srt, to_vtt
 
-LOG = logging.getLogger("zendaya.serve")
 Sent = TypeVar("Sent")
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 CHUNK_S = 5.0

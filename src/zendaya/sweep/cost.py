@@ -76,7 +76,7 @@ def flops_per_example(config: TrainConfig, *, source: float, steps: float) -> fl
         forward += read * 2 * shape.source_dim * dim
     forward += shape.source_layers * read * (4 * projections + 4 * inner * source + 4 * dim * shape.ffn_dim)
     if config.alignment is not None:
-        forward += source * 2 * dim * shape.vocab_size
+        forward += source * config.alignment_slots * 2 * dim * shape.vocab_size
     return 3 * forward
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
 import io
 import json
 import os
@@ -193,11 +194,7 @@ class Table:
 
     def export(self, path: str | Path, *, force: bool = False) -> int:
         """Write the results to a .csv or .parquet file; the number of rows."""
-        file = Path(path).expanduser()
-        if file.suffix not in (".csv", ".parquet"):
-            raise ZendayaError(f"{file}: results are exported as .csv or .parquet: got {file.suffix or 'no suffix'!r}")
-        if file.exists() and not force:
-            raise ZendayaError(f"{file}: is there already; give --force to replace it, or another name")
+        file = check_export(path, force=force)
         rows = self.rows()
         names = [field.name for field in fields(Row)]
         try:
@@ -205,6 +202,20 @@ class Table:
         except OSError as error:
             raise ZendayaError(f"{file}: cannot be written: {error.strerror or error}") from None
         return len(rows)
+
+
+def check_export(path: str | Path, *, force: bool = False) -> Path:
+    """Where results can be exported to; what stands in the way is said before a sweep has run for hours."""
+    file = Path(path).expanduser()
+    if file.suffix not in (".csv", ".parquet"):
+        raise ZendayaError(f"{file}: results are exported as .csv or .parquet: got {file.suffix or 'no suffix'!r}")
+    if file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise MissingExtraError("pyarrow", None, "a Parquet file")
+    if not file.parent.is_dir():
+        raise ZendayaError(f"{file}: cannot be written: there is no folder {file.parent}")
+    if file.exists() and not force:
+        raise ZendayaError(f"{file}: is there already; give --force to replace it, or another name")
+    return file
 
 
 def _insert(database: sqlite3.Connection, name: str, record: object) -> None:
@@ -222,11 +233,9 @@ def _csv(names: list[str], rows: list[Row]) -> bytes:
 
 
 def _parquet(names: list[str], rows: list[Row]) -> bytes:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise MissingExtraError("pyarrow", None, "a Parquet file") from None
+    import pyarrow
+    import pyarrow.parquet
+
     data = io.BytesIO()
     kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string()}
     schema = pyarrow.schema([(field.name, kinds[str(field.type)]) for field in fields(Row)])

@@ -129,7 +129,7 @@ def _evaluate(cell: Cell, tell: Tell) -> Done:
     found = evaluate_corpus(
         folder / BEST, cell.config.corpus, cell.data, store=cell.store, split=how.split, schedules=[schedule],
         scale=how.scale_of_mode, streaming=how.streams, metrics=how.metrics, normalise=how.normalise, limit=how.limit, out=out,
-        force=any((out / name).exists() for name in (TRACES, SCORES)),
+        force=any((out / name).exists() for name in (TRACES, SCORES)), discard=True,
         report=lambda progress: tell(Told(cell.key, progress.done, progress.total, "decoding")),
     )  # fmt: skip
     seconds = time.monotonic() - begun
@@ -142,9 +142,7 @@ def _schedule(cell: Cell, training: dict[str, Any]) -> str:
     """The decoding schedule in full: a checkpoint's own, and wait-k at the stride of its corpus unless another is given."""
     text = str(training["schedule"]) if cell.schedule == OWN else cell.schedule
     schedule = parse_policy(text)
-    if isinstance(schedule, WaitK) and schedule.stride == 1.0 and "stride" not in text:
-        schedule = WaitK(schedule.k, training["rho"])
-    return str(schedule)
+    return str(schedule.at_stride(training["rho"]) if isinstance(schedule, WaitK) else schedule)
 
 
 def _rows(cell: Cell, scores: Scores, evaluation: dict[str, Any], training: dict[str, Any], traces: Path, seconds: float) -> Iterator[Row]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +21,10 @@ from zendaya import corpora
 from zendaya.atomic import write_atomically
 from zendaya.encode import Progress as EncodeProgress
 from zendaya.encode import encode_corpus
+from zendaya.encoders import Traits
 from zendaya.encoders.clips import Spec
-from zendaya.encoders.store import FeatureStore
-from zendaya.errors import ConfigError, CorpusError
+from zendaya.encoders.store import HEADER, FeatureStore
+from zendaya.errors import CheckpointError, ConfigError, CorpusError, MissingExtraError, SourceError, StoreError
 from zendaya.model import Model, ModelConfig
 from zendaya.records import Clip
 from zendaya.schedule import Schedule, WaitK
@@ -46,8 +49,9 @@ class TrainConfig:
     """As `zendaya encode` takes it; `text` alone trains the tokenizer of the source too."""
     model: ModelConfig
     schedule: Schedule | Dial
-    form: Literal["fix", "inf"] = "fix"
-    """fix: each clip alone (Algorithm 1). inf: after the clip before it in its stream (Sec. 3.1)."""
+    form: Literal["fix", "causal", "inf"] = "fix"
+    """fix: each clip alone (Algorithm 1), its length from all of it. causal: alone, its length from what step 1 may read. inf: after the
+    clip before it in its stream (Sec. 3.1), its length as in causal."""
     scale: Literal["segment", "window"] = "segment"
     vocab_size: int = 8000
     lower: bool = False
@@ -58,15 +62,19 @@ class TrainConfig:
     source_noise: float = 0.0
     alignment: float | None = None
     """Weight of the losses that align source and text (alignment.py); None: none."""
+    alignment_slots: int = 1
+    """How many tokens may be said at a source token."""
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        if self.form not in ("fix", "inf") or self.scale not in ("segment", "window"):
-            raise ConfigError(f"recipe {self.name}: form is fix or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
+        if self.form not in ("fix", "causal", "inf") or self.scale not in ("segment", "window"):
+            raise ConfigError(f"recipe {self.name}: form is fix, causal or inf, scale segment or window: got {self.form!r}, {self.scale!r}")
         if self.alignment is not None and not 0 < self.alignment < float("inf"):
             raise ConfigError(f"recipe {self.name}: alignment is a weight above 0, or None: got {self.alignment!r}")
+        if self.alignment_slots < 1:
+            raise ConfigError(f"recipe {self.name}: alignment_slots is a whole number above 0: got {self.alignment_slots!r}")
         # What form and schedule determine is derived: wait-k predicts no length, so it has no head (Sec. 5.1).
-        length = "none" if isinstance(self.schedule, WaitK) else self.form
+        length: Literal["fix", "inf", "none"] = "none" if isinstance(self.schedule, WaitK) else "fix" if self.form == "fix" else "inf"
         object.__setattr__(self, "model", dataclasses.replace(self.model, length=length, history=self.form == "inf"))
 
     def with_schedule(self, schedule: Schedule | Dial) -> TrainConfig:
@@ -109,8 +117,8 @@ def train(
     examples, left_out = _examples(config, reading, features, tokenizer, limit)
     stride = _stride(examples[TRAIN])
     schedule = config.schedule
-    if isinstance(schedule, WaitK) and schedule.stride == 1.0:
-        schedule = WaitK(schedule.k, stride)
+    if isinstance(schedule, WaitK):
+        schedule = schedule.at_stride(stride)
     model = _model(config, features, tokenizer)
     standardise(model, features, [example.window for example in examples[TRAIN]])
     signature = {
@@ -125,7 +133,7 @@ def train(
         TaskConfig(
             schedule=schedule, stride=stride, scale=config.model.window if config.scale == "window" else None,
             length_weight=config.length_weight, label_smoothing=config.label_smoothing, source_noise=config.source_noise,
-            alignment=config.alignment,
+            alignment=config.alignment, alignment_slots=config.alignment_slots,
         ),
     )  # fmt: skip
     return run(task, config.loop, folder, resume=resume, report=report)
@@ -138,19 +146,38 @@ def prepare_features(
     encoder = config.encoder
     if encoder == "text":
         encoder = f"text:{_source_tokenizer(config, data, folder)}"
-    if not (folder / "store.json").exists() or json.loads((folder / "store.json").read_bytes()).get("finished") is not True:
+    while int(os.environ.get("RANK", "0")) and not _finished(folder):
+        time.sleep(0.2)  # the first of torchrun's processes encodes
+    if not _finished(folder):
         encode_corpus(config.corpus, data, folder, encoder=encoder, report=report)
     store = FeatureStore.open(folder, corpus=config.corpus)
     if store.signature.data_digest != data_digest:
         raise ConfigError(
             f"{folder}: features of other data (digest {store.signature.data_digest[:12]}, the corpus has {data_digest[:12]})"
         )
-    name, wanted = store.signature.encoder.split()[0], Spec.parse(encoder).name
-    if name != wanted and not (wanted == "c3d" and name == "features"):
+    traits = _traits(Spec.parse(encoder), config.corpus, data)
+    if traits is not None and traits.name != store.signature.encoder:
         raise ConfigError(
-            f"{folder}: features of encoder {store.signature.encoder!r}: the recipe needs {config.encoder!r}; give another --store"
+            f"{folder}: features of encoder {store.signature.encoder!r}: the recipe's ({config.encoder}) is {traits.name!r}; "
+            "give another --store"
         )
     return store
+
+
+def _finished(folder: Path) -> bool:
+    try:
+        return json.loads((folder / HEADER).read_bytes()).get("finished") is True
+    except FileNotFoundError:
+        return False
+
+
+def _traits(spec: Spec, corpus: str, data: Path) -> Traits | None:
+    """What an encoder says of itself; None where it cannot be had here: a store may come from a machine that has its weights."""
+    counted = spec.name != "features" or "dim" in dict(spec.settings)  # else clips are asked for it
+    try:
+        return spec.open(data if data.is_dir() else data.parent, () if counted else corpora.read(corpus, data).clips).traits
+    except (CheckpointError, MissingExtraError, SourceError):
+        return None
 
 
 def _source_tokenizer(config: TrainConfig, data: Path, folder: Path) -> Path:
@@ -186,6 +213,12 @@ def _examples(
     before = {(after.split, after.id): clip for clip, after in reading.pairs} if config.form == "inf" else {}
     longest_source, longest_text = config.model.decoder.max_source, config.model.max_steps - 1
     lengths = {(entry.split, entry.id): entry.num_tokens for entry in store}
+    wanted = [(clip.split, clip.id) for clip in reading.usable if clip.split in config.splits]
+    if gone := [key for key in wanted if key not in lengths]:
+        raise StoreError(
+            f"{store.path}: holds {len(wanted) - len(gone)} of the {len(wanted)} clips of {' and '.join(config.splits)}: encode the rest "
+            "(zendaya encode, without --limit or --split), or give another --store"
+        )
     encoded: dict[tuple[str, str], list[tuple[int, ...]]] = {}
 
     def texts(clip: Clip) -> list[tuple[int, ...]]:

@@ -10,12 +10,14 @@ Shape suffixes: B recordings, C mel bins, L mel frames, T source tokens, N text 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,6 +99,15 @@ class AdaptRecipe:
         """Every window draws its own."""
         return "dial"
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> AdaptRecipe:
+        """The recipe that a run wrote down; an unknown or ill-typed field is a ConfigError."""
+        try:
+            adapt = AdaptConfig(**{**data["adapt"], "windows": tuple(data["adapt"]["windows"])})
+            return cls(**{**data, "adapt": adapt, "loop": LoopConfig(**{**data["loop"], "betas": tuple(data["loop"]["betas"])})})
+        except (TypeError, KeyError, ValueError) as error:
+            raise ConfigError(f"{where}: not an adaptation of this version: {error}") from None
+
 
 def train_adapter(
     recipe: AdaptRecipe, *, data: str | Path, out: str | Path, store: str | Path | None = None, resume: bool = False,
@@ -106,12 +117,14 @@ def train_adapter(
     folder = Path(out)
     config = dataclasses.replace(recipe.adapt, seed=recipe.loop.seed)
     recipe = dataclasses.replace(recipe, adapt=config)
+    data_digest = read("librispeech", data).digest
     signature = {
-        "version": zendaya.__version__, "recipe": dataclasses.asdict(recipe), "schedule": recipe.schedule,
-        "data_digest": read("librispeech", data).digest, "limit": limit,
+        "version": zendaya.__version__, "recipe": dataclasses.asdict(recipe), "schedule": recipe.schedule, "data_digest": data_digest,
+        "limit": limit,
     }  # fmt: skip
     begin(folder, signature, resume)
-    labels = (Path(store) if store is not None else folder) / "labels.jsonl"
+    of = hashlib.sha256(f"{config.base} {data_digest} {limit}".encode()).hexdigest()[:12]  # those of fewer utterances are no others'
+    labels = (Path(store) if store is not None else folder) / f"labels-{of}.jsonl"
     labels.parent.mkdir(parents=True, exist_ok=True)
 
     def labelling(done: int, total: int) -> None:

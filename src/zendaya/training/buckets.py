@@ -46,6 +46,11 @@ def plan(
     batches.append(batch)
     while len(batches) % multiple:
         largest_batch = max(batches, key=len)
+        if len(largest_batch) == 1:
+            raise ConfigError(
+                f"{len(batches)} batches of one example each are no multiple of the {multiple} micro-batches of an optimiser step: "
+                "accumulate less, or raise batch_tokens"
+            )
         batches.remove(largest_batch)
         batches += [largest_batch[::2], largest_batch[1::2]]
     if short_first:

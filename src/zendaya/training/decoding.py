@@ -56,6 +56,8 @@ class TaskConfig:
     """Share of source tokens that are zeroed in training."""
     alignment: float | None = None
     """Weight of each of two losses that find where in the source each token was said, and tell cross-attention: see alignment.py."""
+    alignment_slots: int = 1
+    """How many tokens CTC may write at a source token; more than one where there is more text than source."""
 
 
 @dataclass
@@ -73,7 +75,8 @@ class DecodingTask:
 
     def __init__(self, model: Model, store: FeatureStore, examples: dict[str, Sequence[Example]], config: TaskConfig) -> None:
         self.model, self.store, self.examples, self.config = model, store, examples, config
-        self.module: nn.Module = _Teacher(model, config.label_smoothing, align=config.alignment is not None)
+        slots = config.alignment_slots if config.alignment is not None else 0
+        self.module: nn.Module = _Teacher(model, config.label_smoothing, slots=slots)
         self.weights = {"nll": 1.0} | ({"length": config.length_weight} if model.length is not None else {})
         if config.alignment is not None:
             self.weights |= {"ctc": config.alignment, "guide": config.alignment}
@@ -110,7 +113,7 @@ class DecodingTask:
         )  # fmt: skip
         numbers = [source.shape[0] for source in sources]
         if model.config.length == "inf":
-            numbers = [min(n, s.buffer(model.config.window, model.config.max_steps)) for n, s in zip(numbers, schedules, strict=True)]
+            numbers = [min(n, s.buffer(config.scale or n, model.config.max_steps)) for n, s in zip(numbers, schedules, strict=True)]
         steps_B = torch.tensor([len(example.window.ids) + 1 for example in examples])
         device = batch.ids_BN.device
         return Lesson(batch, torch.tensor(numbers, device=device), steps_B.to(device))
@@ -131,10 +134,13 @@ class DecodingTask:
 class _Teacher(nn.Module):
     """Sums of the losses of a batch."""
 
-    def __init__(self, model: Model, label_smoothing: float, *, align: bool = False) -> None:
+    def __init__(self, model: Model, label_smoothing: float, *, slots: int = 0) -> None:
+        """`slots` of CTC at each source token; 0: no alignment."""
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
-        self.source_norm = nn.LayerNorm(model.config.decoder.dim) if align else None
+        self.model, self.label_smoothing, self.slots = model, label_smoothing, slots
+        dim = model.config.decoder.dim
+        self.source_norm = nn.LayerNorm(dim) if slots else None
+        self.source_slots = nn.Linear(dim, slots * dim) if slots > 1 else None
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         batch = lesson.batch
@@ -151,17 +157,19 @@ class _Teacher(nn.Module):
         """CTC of the source tokens, whose output is tied to the text's, and attention to the places it finds."""
         assert self.source_norm is not None
         assert watched.memory_BFD is not None
-        tokens_VD = self.model.decoder.tokens.weight
-        log_probs_BFV = functional.linear(self.source_norm(watched.memory_BFD), tokens_VD).float().log_softmax(-1)
+        tokens_VD, memory_BFD = self.model.decoder.tokens.weight, watched.memory_BFD
+        if self.source_slots is not None:
+            memory_BFD = self.source_slots(memory_BFD).unflatten(2, (self.slots, -1)).flatten(1, 2)
+        log_probs_BFV = functional.linear(self.source_norm(memory_BFD), tokens_VD).float().log_softmax(-1)
         lengths_B = (batch.targets_BN >= 0).sum(1) - 1  # without the end, which is not said
         text_BN = batch.targets_BN[:, :-1]
         text_BN = text_BN.masked_fill(torch.arange(text_BN.shape[1], device=text_BN.device) >= lengths_B[:, None], alignment.BLANK)
-        said = (batch.source_lengths_B, text_BN, lengths_B)
+        said = (batch.source_lengths_B * self.slots, text_BN, lengths_B)
         prompt = len(self.model.config.framing.prompt) - 1
         rows = slice(prompt, prompt + text_BN.shape[1])
         guide = alignment.guide_loss(
             [weights_BNF[:, rows] for weights_BNF in watched.log_weights], batch.horizons_BN[:, rows],
-            alignment.places(log_probs_BFV, *said),
+            alignment.places(log_probs_BFV, *said).div(self.slots, rounding_mode="floor"),
         )  # fmt: skip
         return {"ctc": alignment.ctc_loss(log_probs_BFV, *said), "guide": guide}
 

@@ -44,11 +44,14 @@ class Dial:
         return True
 
     def __str__(self) -> str:
-        return "dial" + (f"={self.top:g}" if self.top != 1.5 else "") + (f"+wait-k={self.wait_k:g}" if self.wait_k else "")
+        top = f"={self.top:g}" if self.top != 1.5 else ""
+        offline = f",offline={self.offline:g}" if self.offline != 0.2 else ""
+        return f"dial{top}{offline}" + (f"+wait-k={self.wait_k:g}" if self.wait_k else "")
 
 
 def parse_training_schedule(text: str) -> Schedule | Dial:
-    """What `--schedule` names: `dial` (γ to 1.5), `dial=2`, `dial+wait-k` (a fifth of the instances wait-k), or any one schedule.
+    """What `--schedule` names: `dial` (γ to 1.5), `dial=2`, `dial,offline=0.5` (half of the instances γ = 0), `dial+wait-k` (a fifth
+    of them wait-k), or any one schedule.
 
     >>> parse_training_schedule("dial+wait-k")
     Dial(top=1.5, offline=0.2, wait_k=0.2)
@@ -56,9 +59,9 @@ def parse_training_schedule(text: str) -> Schedule | Dial:
     PowerLaw(gamma=0.3, rounding='ceil')
     """
     compact = text.replace(" ", "").lower()
-    if match := re.fullmatch(r"dial(?:=([0-9.]+))?(\+wait-?k(?:=([0-9.]+))?)?", compact):
+    if match := re.fullmatch(r"dial(?:=([0-9.]+))?(?:,offline=([0-9.]+))?(\+wait-?k(?:=([0-9.]+))?)?", compact):
         try:
-            return Dial(top=float(match[1] or 1.5), wait_k=(float(match[3] or 0.2) if match[2] else 0.0))
+            return Dial(top=float(match[1] or 1.5), offline=float(match[2] or 0.2), wait_k=(float(match[4] or 0.2) if match[3] else 0.0))
         except ValueError:
-            raise ScheduleError(f"not a dial: {text!r}; expected dial, dial=2, dial+wait-k or dial+wait-k=0.3") from None
+            raise ScheduleError(f"not a dial: {text!r}; expected dial, dial=2, dial,offline=0.5, dial+wait-k or dial+wait-k=0.3") from None
     return parse_schedule(text)

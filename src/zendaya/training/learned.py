@@ -31,7 +31,7 @@ from zendaya import corpora
 from zendaya.atomic import write_atomically
 from zendaya.decoder import History
 from zendaya.encoders.store import FeatureStore
-from zendaya.errors import CheckpointError, ConfigError
+from zendaya.errors import CheckpointError, ConfigError, ZendayaError
 from zendaya.length import InfLength
 from zendaya.metrics.latency import average_proportion, differentiable_average_lagging, length_adaptive_average_lagging
 from zendaya.model import WEIGHTS, Model, settled
@@ -389,6 +389,8 @@ def recipe_of(folder: Path) -> TrainConfig:
         return TrainConfig.from_dict(record["recipe"], str(path))
     except FileNotFoundError:
         raise ConfigError(f"{folder}: not the folder of a training run: it holds no {RECIPE}") from None
+    except ZendayaError:
+        raise
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{path}: not the recipe of a training run; was it edited?") from None
 

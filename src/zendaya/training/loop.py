@@ -57,7 +57,7 @@ class LoopConfig:
     """Largest norm of the gradient."""
     patience: int = 5
     """Epochs without a better validation loss before the run ends."""
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto: bf16-mixed on a GPU that has it, else 32-true."""
     seed: int = 0
     save_every_s: float = 120.0
@@ -76,8 +76,8 @@ class LoopConfig:
             raise ConfigError(f"training config: final_learning_rate must lie in 0 … {self.learning_rate}: got {self.final_learning_rate}")
         if self.warmup_steps < 0 or self.weight_decay < 0 or self.save_every_s < 0 or self.seed < 0:
             raise ConfigError(f"training config: warmup_steps, weight_decay, save_every_s and seed must be at least 0: got {self}")
-        if self.precision not in ("auto", "32-true", "bf16-mixed", "16-mixed"):
-            raise ConfigError(f"training config: precision must be auto, 32-true, bf16-mixed or 16-mixed: got {self.precision!r}")
+        if self.precision not in ("auto", "32-true", "bf16-mixed"):
+            raise ConfigError(f"training config: precision must be auto, 32-true or bf16-mixed: got {self.precision!r}")
 
 
 class Task(Protocol):
@@ -154,6 +154,22 @@ def run(task: Task, config: LoopConfig, out: Path, *, resume: bool = False, repo
         return loop.go(stopped)
 
 
+class _Sealed:
+    """A batch that Fabric leaves as it is: in mixed precision it would round all its numbers, and the ids of a source are numbers too."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
+class _Unsealed(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, sealed: _Sealed) -> Any:
+        return self.module(sealed.batch)
+
+
 class _Loop:
     def __init__(self, task: Task, config: LoopConfig, out: Path, fabric: Fabric, report: Callable[[Shown], None]) -> None:
         self.task, self.config, self.out, self.fabric, self.report = task, config, out, fabric, report
@@ -167,7 +183,7 @@ class _Loop:
         others = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms do not decay
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=fabric.device.type in ("cpu", "cuda"))
-        self.module, self.optimiser = fabric.setup(task.module, optimiser)
+        self.module, self.optimiser = fabric.setup(_Unsealed(task.module), optimiser)
         self._plain = optimiser
         self.progress = Progress()
         self.board: Any = None
@@ -235,7 +251,7 @@ class _Loop:
             batch = self.task.collate(TRAIN, micro[place], _rng(config.seed, _DRAW, progress.step, place))
             torch.manual_seed(_torch_seed(config.seed, progress.step, place))  # dropout
             with fabric.no_backward_sync(self.module, enabled=place != mine[-1]):
-                parts: dict[str, Tensor] = self.module(batch)
+                parts: dict[str, Tensor] = self.module(_Sealed(batch))
                 loss = sum(((self.task.weights[k] / counts[k]) * v for k, v in parts.items()), torch.zeros((), device=fabric.device))
                 fabric.backward(loss * fabric.world_size)  # processes average their gradients; the loss is a sum over them
             for key, part in parts.items():
