@@ -244,7 +244,7 @@ def test_a_cut_connection_drops_nothing(cut):
     playwright_api.expect(cut.page.locator("[data-lane=a] .dropped")).to_have_text("0")
     (messages,) = cut.sent.values()
     heard_s = sum(map(len, messages.values())) / 32000
-    assert cut.saved()["words"][-1]["read_s"] <= heard_s + 1e-6
+    assert cut.saved()["words"][-1]["read_s"] <= heard_s + 0.02  # the last source token, 20 ms, may be begun and not full
 
 
 @needs_chromium
@@ -424,7 +424,11 @@ class Stub:
         self.sockets.append(socket)
 
         def hear(message):
-            told.append(message if isinstance(message, bytes) else json.loads(message))
+            said = message if isinstance(message, bytes) else json.loads(message)
+            if not isinstance(said, bytes) and said["type"] == "ping":
+                socket.send(json.dumps({"type": "pong", "id": said["id"]}))
+                return
+            told.append(said)
             if len(told) == 1:
                 socket.send(json.dumps(OPENED))
 
