@@ -234,6 +234,8 @@ static const kernels *kernels_at(int place) {
     return NULL;
 }
 
+int zendaya_abi(void) { return ABI; }
+
 const char *zendaya_kernels(int place) {
     const kernels *k = kernels_at(place);
     return k ? k->name : NULL;
