@@ -5,16 +5,14 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "kernels.h"
+#include "memory.h"
 #include "pool.h"
 
 #define LARGEST_FEATURE 1e12f /* as in decoder.py */
 
-enum { LINE = 64, HUGE_PAGE = 1 << 21, MOST_ROWS = 1 << 16, PHASES = 16 /* of a layer, or around them */, MOST_INPUTS = 1 << 16 /* their products still fit in 32 bits */ };
+enum { LINE = 64, MOST_ROWS = 1 << 16, PHASES = 16 /* of a layer, or around them */, MOST_INPUTS = 1 << 16 /* their products still fit in 32 bits */ };
 
 typedef struct { float *weight, *bias; } norm;
 
@@ -66,24 +64,11 @@ struct model {
     uint8_t *silent, *readable;
 };
 
-/* Memory. */
-
-static void *aligned(size_t size) {
-    void *p = NULL;
-    const size_t unit = size >= HUGE_PAGE ? HUGE_PAGE : LINE;
-    if (posix_memalign(&p, unit, round_up(size ? size : 1, unit))) return NULL;
-#if defined(__linux__)
-    if (unit == HUGE_PAGE) madvise(p, round_up(size, unit), MADV_HUGEPAGE);
-#endif
-    memset(p, 0, size);
-    return p;
-}
-
 static void *take(model *m, size_t size) {
     void **taken = realloc(m->taken, (m->num_taken + 1) * sizeof *taken);
     if (!taken) return NULL;
     m->taken = taken;
-    if (!(taken[m->num_taken] = aligned(size))) return NULL;
+    if (!(taken[m->num_taken] = memory_new(size))) return NULL;
     return taken[m->num_taken++];
 }
 
@@ -273,7 +258,7 @@ model *zendaya_model_new(
 
 static void free_room(model *m) {
     void *all[] = {m->x, m->normed, m->products, m->attended, m->scale, m->bytes, m->sum, m->stream_of, m->silent, m->readable};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
     m->x = m->normed = m->products = m->attended = m->scale = NULL;
     m->bytes = NULL, m->sum = m->stream_of = NULL, m->silent = m->readable = NULL;
     m->room = 0;
@@ -283,7 +268,7 @@ void zendaya_model_free(model *m) {
     if (!m) return;
     pool_free(m->threads);
     free_room(m);
-    for (int i = 0; i < m->num_taken; i++) free(m->taken[i]);
+    for (int i = 0; i < m->num_taken; i++) memory_free(m->taken[i]);
     free(m->taken);
     pthread_mutex_destroy(&m->turn);
     free(m);
@@ -293,10 +278,10 @@ static int make_room(model *m, int rows) {
     if (rows <= m->room) return 1;
     free_room(m);
     const size_t n = round_up(rows, PANEL);
-    m->x = aligned(n * m->dim * sizeof(float)), m->normed = aligned(n * m->longest * sizeof(float));
-    m->products = aligned(n * m->wide * sizeof(float)), m->attended = aligned(n * m->longest * sizeof(float));
-    m->scale = aligned(n * sizeof(float)), m->bytes = aligned(n * m->longest), m->sum = aligned(n * sizeof(int32_t));
-    m->stream_of = aligned(n * sizeof(int32_t)), m->silent = aligned(n), m->readable = aligned(n);
+    m->x = memory_new(n * m->dim * sizeof(float)), m->normed = memory_new(n * m->longest * sizeof(float));
+    m->products = memory_new(n * m->wide * sizeof(float)), m->attended = memory_new(n * m->longest * sizeof(float));
+    m->scale = memory_new(n * sizeof(float)), m->bytes = memory_new(n * m->longest), m->sum = memory_new(n * sizeof(int32_t));
+    m->stream_of = memory_new(n * sizeof(int32_t)), m->silent = memory_new(n), m->readable = memory_new(n);
     m->room = (int)n;
     if (m->x && m->normed && m->products && m->attended && m->scale && m->bytes && m->sum && m->stream_of && m->silent && m->readable) return 1;
     free_room(m);
@@ -323,9 +308,9 @@ static int grow(stream *s, store_kv *kv, int needed) {
     store_kv new = *kv;
     new.capacity = (int)round_up(capacity, 2 * PANEL);
     const size_t heads = (size_t)kv->layers * s->heads;
-    new.keys = aligned(heads * new.capacity * s->width * s->size), new.values = aligned(heads * new.capacity * padded(s) * s->size);
+    new.keys = memory_new(heads * new.capacity * s->width * s->size), new.values = memory_new(heads * new.capacity * padded(s) * s->size);
     if (!new.keys || !new.values) {
-        free(new.keys), free(new.values);
+        memory_free(new.keys), memory_free(new.values);
         return 0;
     }
     for (int l = 0; kv->capacity && l < kv->layers; l++)
@@ -333,7 +318,7 @@ static int grow(stream *s, store_kv *kv, int needed) {
             memcpy(keys_at(s, &new, l, h), keys_at(s, kv, l, h), (size_t)kv->capacity * s->width * s->size);
             memcpy(values_at(s, &new, l, h), values_at(s, kv, l, h), (size_t)kv->capacity * padded(s) * s->size);
         }
-    free(kv->keys), free(kv->values);
+    memory_free(kv->keys), memory_free(kv->values);
     *kv = new;
     return 1;
 }
@@ -364,7 +349,7 @@ stream *zendaya_stream_new(const model *m) {
 void zendaya_stream_free(stream *s) {
     if (!s) return;
     store_kv *all[] = {&s->text, &s->cross, &s->context};
-    for (int i = 0; i < 3; i++) free(all[i]->keys), free(all[i]->values);
+    for (int i = 0; i < 3; i++) memory_free(all[i]->keys), memory_free(all[i]->values);
     free(s);
 }
 
@@ -463,12 +448,19 @@ static desk desk_of(const model *m, int worker) {
     return (desk){own, own + longest, own + longest + m->padded_width};
 }
 
+/* How many heads of a stream are a piece of work: fewer where there are few streams to share out. */
+static int heads_together(const job *j) {
+    const int heads = j->m->shape.heads, most = j->count * heads / (16 * pool_threads(j->m->threads));
+    return most < 1 ? 1 : most < heads ? most : heads;
+}
+
 static void attend(job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const float *q) {
     const model *m = j->m;
     const int width = m->shape.head_dim;
     const float scale = 1.0f / sqrtf((float)width);
     for (int i = 0; i < width; i++) d->q[i] = q[i] * scale;
-    m->k->attend(d->q, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), s->size == 2, length, width, d->scores, d->y);
+    const void *next = head + 1 < s->heads ? keys_at(s, kv, layer, head + 1) : NULL;
+    m->k->attend(d->q, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), next, s->size == 2, length, width, d->scores, d->y);
     memcpy(row_of(m->attended, row, m->longest) + head * width, d->y, width * sizeof *d->y);
 }
 
@@ -476,18 +468,21 @@ static void attend(job *j, const desk *d, const stream *s, const store_kv *kv, i
 static void attend_self(job *j, const desk *d, int layer, int is_source) {
     const model *m = j->m;
     const int heads = m->shape.heads, width = m->shape.head_dim;
-    PIECES(&j->at, i, j->count * heads) {
-        const int at = i / heads, head = i % heads;
+    const int together = heads_together(j), groups = (heads + together - 1) / together;
+    PIECES(&j->at, i, j->count * groups) {
+        const int at = i / groups, last = i % groups * together + together;
         const stream *s = j->streams[at];
         const store_kv *kv = is_source ? &s->context : &s->text;
         const int start = is_source ? s->source : s->rows;
-        for (int r = 0; r < j->counts[at]; r++) {
-            const float *q = row_of(m->products, j->first[at] + r, m->wide) + head * width;
-            put(s, kv, layer, head, start + r, q + m->inner, q + 2 * m->inner);
-        }
-        for (int r = 0; r < j->counts[at]; r++) {
-            const int row = j->first[at] + r;
-            attend(j, d, s, kv, layer, head, row, start + r + 1, row_of(m->products, row, m->wide) + head * width);
+        for (int head = last - together; head < last && head < heads; head++) {
+            for (int r = 0; r < j->counts[at]; r++) {
+                const float *q = row_of(m->products, j->first[at] + r, m->wide) + head * width;
+                put(s, kv, layer, head, start + r, q + m->inner, q + 2 * m->inner);
+            }
+            for (int r = 0; r < j->counts[at]; r++) {
+                const int row = j->first[at] + r;
+                attend(j, d, s, kv, layer, head, row, start + r + 1, row_of(m->products, row, m->wide) + head * width);
+            }
         }
     }
     pool_meet(&j->at);
@@ -497,14 +492,18 @@ static void attend_self(job *j, const desk *d, int layer, int is_source) {
 static void attend_cross(job *j, const desk *d, int layer) {
     const model *m = j->m;
     const int heads = m->shape.heads, width = m->shape.head_dim;
-    PIECES(&j->at, i, j->count * heads) {
-        const int at = i / heads, head = i % heads, horizon = j->horizons[at];
-        for (int r = 0; r < j->counts[at]; r++) {
-            const int row = j->first[at] + r;
-            if (horizon == 0) memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
-            else attend(j, d, j->streams[at], &j->streams[at]->cross, layer, head, row, horizon, row_of(m->products, row, m->wide) + head * width);
+    const int together = heads_together(j), groups = (heads + together - 1) / together;
+    PIECES(&j->at, i, j->count * groups) {
+        const int at = i / groups, last = i % groups * together + together, horizon = j->horizons[at];
+        const stream *s = j->streams[at];
+        for (int head = last - together; head < last && head < heads; head++) {
+            for (int r = 0; r < j->counts[at]; r++) {
+                const int row = j->first[at] + r;
+                if (horizon == 0) memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
+                else attend(j, d, s, &s->cross, layer, head, row, horizon, row_of(m->products, row, m->wide) + head * width);
+            }
+            if (j->gaze) memcpy(j->gaze + ((size_t)layer * heads + head) * horizon, d->scores, horizon * sizeof(float));
         }
-        if (j->gaze) memcpy(j->gaze + ((size_t)layer * heads + head) * horizon, d->scores, horizon * sizeof(float));
     }
     pool_meet(&j->at);
 }

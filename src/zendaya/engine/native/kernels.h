@@ -54,8 +54,10 @@ typedef struct {
     /* Signed bytes of a row, its scale and sum; a row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */
     void (*quantise)(const float *x, int n, size_t padded, int8_t *y, float *scale, int32_t *sum);
     /* Attention of one query over `length` positions; keys in panels of PANEL positions, [width][PANEL], values [position][padded width].
-       `scores` has room for `length` rounded up to PANEL and keeps the weights. Nothing at or beyond `length` reaches `out`. */
-    void (*attend)(const float *q, const void *keys, const void *values, int half, int length, int width, float *scores, float *out);
+       `scores` has room for `length` rounded up to PANEL and keeps the weights. Nothing at or beyond `length` reaches `out`. `next` are
+       the keys that will be wanted after these, about as many, or NULL: they are fetched meanwhile. */
+    void (*attend)(
+        const float *q, const void *keys, const void *values, const void *next, int half, int length, int width, float *scores, float *out);
 } kernels;
 
 extern const kernels portable_kernels;

@@ -11,6 +11,8 @@
 #define INLINE static inline __attribute__((always_inline))
 #endif
 
+INLINE void fetch(const void *p) { __builtin_prefetch(p); }
+
 #if defined(USE_AVX512)
 
 #include <immintrin.h>
