@@ -434,7 +434,7 @@ static void multiply(job *j, const matrix *x, const input *in, const output *out
     if (size < unit) size = unit;
     PIECES(&j->at, i, (x->panels + size - 1) / size) {
         const int first = i * size, last = first + size < x->panels ? first + size : x->panels;
-        j->m->k->multiply(x, in, out, first, last);
+        j->m->k->multiply(x, in, out, first, last, first + threads * size); /* the others have those between */
     }
     pool_meet(&j->at);
 }

@@ -47,8 +47,9 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    /* Outputs of panels first … last - 1, for all rows. */
-    void (*multiply)(const matrix *m, const input *in, const output *out, int first, int last);
+    /* Outputs of panels first … last - 1, for all rows. Each panel is fetched while the one before is multiplied, which takes as long
+       where the rows are few; `then` is the one that is probably next after these. */
+    void (*multiply)(const matrix *m, const input *in, const output *out, int first, int last, int then);
     /* y = norm(x) where a weight is given, else x; x is read to `n`, y written to `n` rounded up to PANEL. May be in place. */
     void (*normalise)(const float *x, const float *weight, const float *bias, float *y, int n);
     /* Signed bytes of a row, its scale and sum; a row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */

@@ -12,6 +12,7 @@
 #endif
 
 INLINE void fetch(const void *p) { __builtin_prefetch(p); }
+INLINE void fetch_near(const void *p) { __builtin_prefetch(p, 0, 2); } /* not into the first cache, which is full of what is used now */
 
 #if defined(USE_AVX512)
 
