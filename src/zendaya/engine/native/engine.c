@@ -323,12 +323,11 @@ static int grow(stream *s, store_kv *kv, int needed) {
     return 1;
 }
 
-static void put(const stream *s, const store_kv *kv, int layer, int head, int position, const float *k, const float *v) {
+static void put(const kernels *by, const stream *s, const store_kv *kv, int layer, int head, int position, const float *k, const float *v) {
     const size_t panel = (size_t)(position / PANEL) * s->width * PANEL + position % PANEL, row = position * padded(s);
     if (s->size == 2) {
         uint16_t *keys = (uint16_t *)keys_at(s, kv, layer, head) + panel, *values = (uint16_t *)values_at(s, kv, layer, head) + row;
-        for (int d = 0; d < s->width; d++) keys[d * PANEL] = to_half(k[d]);
-        for (int d = 0; d < s->width; d++) values[d] = to_half(v[d]);
+        by->halve(k, v, s->width, keys, values);
     } else {
         float *keys = (float *)keys_at(s, kv, layer, head) + panel, *values = (float *)values_at(s, kv, layer, head) + row;
         for (int d = 0; d < s->width; d++) keys[d * PANEL] = k[d];
@@ -448,18 +447,35 @@ static desk desk_of(const model *m, int worker) {
     return (desk){own, own + longest, own + longest + m->padded_width};
 }
 
-/* How many heads of a stream are a piece of work: fewer where there are few streams to share out. */
-static int heads_together(const job *j) {
+/* Attention's pieces of work: some heads of a stream, fewer where there are few streams to share out. */
+typedef struct { int together, groups, at, first, last; } share;
+
+static share share_of(const job *j, int piece) {
     const int heads = j->m->shape.heads, most = j->count * heads / (16 * pool_threads(j->m->threads));
-    return most < 1 ? 1 : most < heads ? most : heads;
+    share s = {.together = most < 1 ? 1 : most < heads ? most : heads};
+    s.groups = (heads + s.together - 1) / s.together, s.at = piece / s.groups, s.first = piece % s.groups * s.together;
+    s.last = s.first + s.together < heads ? s.first + s.together : heads;
+    return s;
 }
 
-static void attend(job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const float *q) {
+/* The keys that a thread will probably want after a head's: the next head's; after the last of its piece, those of the piece that falls
+   to it when the others take the ones between. */
+static const void *keys_after(const job *j, const store_kv *(*of)(const stream *), int layer, int piece, int head) {
+    const share now = share_of(j, piece), then = share_of(j, piece + pool_threads(j->m->threads));
+    const int at = head + 1 < now.last ? now.at : then.at;
+    return at < j->count ? keys_at(j->streams[at], of(j->streams[at]), layer, head + 1 < now.last ? head + 1 : then.first) : NULL;
+}
+
+static const store_kv *text_of(const stream *s) { return &s->text; }
+static const store_kv *cross_of(const stream *s) { return &s->cross; }
+static const store_kv *context_of(const stream *s) { return &s->context; }
+
+static void attend(
+    job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const void *next) {
     const model *m = j->m;
     const int width = m->shape.head_dim;
-    const float scale = 1.0f / sqrtf((float)width);
+    const float scale = 1.0f / sqrtf((float)width), *q = row_of(m->products, row, m->wide) + head * width;
     for (int i = 0; i < width; i++) d->q[i] = q[i] * scale;
-    const void *next = head + 1 < s->heads ? keys_at(s, kv, layer, head + 1) : NULL;
     m->k->attend(d->q, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), next, s->size == 2, length, width, d->scores, d->y);
     memcpy(row_of(m->attended, row, m->longest) + head * width, d->y, width * sizeof *d->y);
 }
@@ -467,22 +483,18 @@ static void attend(job *j, const desk *d, const stream *s, const store_kv *kv, i
 /* Self-attention: a stream's head at a time, whose new keys and values are put down first. `start` is a stream's rows before the call. */
 static void attend_self(job *j, const desk *d, int layer, int is_source) {
     const model *m = j->m;
-    const int heads = m->shape.heads, width = m->shape.head_dim;
-    const int together = heads_together(j), groups = (heads + together - 1) / together;
-    PIECES(&j->at, i, j->count * groups) {
-        const int at = i / groups, last = i % groups * together + together;
-        const stream *s = j->streams[at];
-        const store_kv *kv = is_source ? &s->context : &s->text;
-        const int start = is_source ? s->source : s->rows;
-        for (int head = last - together; head < last && head < heads; head++) {
-            for (int r = 0; r < j->counts[at]; r++) {
-                const float *q = row_of(m->products, j->first[at] + r, m->wide) + head * width;
-                put(s, kv, layer, head, start + r, q + m->inner, q + 2 * m->inner);
+    const store_kv *(*of)(const stream *) = is_source ? context_of : text_of;
+    PIECES(&j->at, i, j->count * share_of(j, 0).groups) {
+        const share mine = share_of(j, i);
+        const stream *s = j->streams[mine.at];
+        const int first = j->first[mine.at], start = is_source ? s->source : s->rows;
+        for (int head = mine.first; head < mine.last; head++) {
+            const void *next = keys_after(j, of, layer, i, head);
+            for (int r = 0; r < j->counts[mine.at]; r++) {
+                const float *k = row_of(m->products, first + r, m->wide) + m->inner + head * m->shape.head_dim;
+                put(m->k, s, of(s), layer, head, start + r, k, k + m->inner);
             }
-            for (int r = 0; r < j->counts[at]; r++) {
-                const int row = j->first[at] + r;
-                attend(j, d, s, kv, layer, head, row, start + r + 1, row_of(m->products, row, m->wide) + head * width);
-            }
+            for (int r = 0; r < j->counts[mine.at]; r++) attend(j, d, s, of(s), layer, head, first + r, start + r + 1, next);
         }
     }
     pool_meet(&j->at);
@@ -491,18 +503,18 @@ static void attend_self(job *j, const desk *d, int layer, int is_source) {
 /* Cross-attention: over exactly the first `horizon` source tokens. */
 static void attend_cross(job *j, const desk *d, int layer) {
     const model *m = j->m;
-    const int heads = m->shape.heads, width = m->shape.head_dim;
-    const int together = heads_together(j), groups = (heads + together - 1) / together;
-    PIECES(&j->at, i, j->count * groups) {
-        const int at = i / groups, last = i % groups * together + together, horizon = j->horizons[at];
-        const stream *s = j->streams[at];
-        for (int head = last - together; head < last && head < heads; head++) {
-            for (int r = 0; r < j->counts[at]; r++) {
-                const int row = j->first[at] + r;
+    const int width = m->shape.head_dim;
+    PIECES(&j->at, i, j->count * share_of(j, 0).groups) {
+        const share mine = share_of(j, i);
+        const stream *s = j->streams[mine.at];
+        const int first = j->first[mine.at], horizon = j->horizons[mine.at];
+        for (int head = mine.first; head < mine.last; head++) {
+            const void *next = keys_after(j, cross_of, layer, i, head);
+            for (int row = first; row < first + j->counts[mine.at]; row++) {
                 if (horizon == 0) memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
-                else attend(j, d, s, &s->cross, layer, head, row, horizon, row_of(m->products, row, m->wide) + head * width);
+                else attend(j, d, s, &s->cross, layer, head, row, horizon, next);
             }
-            if (j->gaze) memcpy(j->gaze + ((size_t)layer * heads + head) * horizon, d->scores, horizon * sizeof(float));
+            if (j->gaze) memcpy(j->gaze + ((size_t)layer * m->shape.heads + head) * horizon, d->scores, horizon * sizeof(float));
         }
     }
     pool_meet(&j->at);
@@ -635,7 +647,7 @@ static void read_work(void *argument, place at_phase) {
         for (int r = 0; r < j->counts[at]; r++)
             for (int head = 0; head < s->heads; head++) {
                 const float *k = row_of(m->products, j->first[at] + r, m->wide) + 2 * m->inner * index + head * s->width;
-                put(s, &s->cross, index, head, s->source + r, k, k + m->inner);
+                put(m->k, s, &s->cross, index, head, s->source + r, k, k + m->inner);
             }
     }
     pool_meet(&j->at);

@@ -59,6 +59,8 @@ typedef struct {
        the keys that will be wanted after these, about as many, or NULL: they are fetched meanwhile. */
     void (*attend)(
         const float *q, const void *keys, const void *values, const void *next, int half, int length, int width, float *scores, float *out);
+    /* A position's key and value as bfloat16: the key down a column of its panel, the value along. */
+    void (*halve)(const float *k, const float *v, int width, uint16_t *keys, uint16_t *values);
 } kernels;
 
 extern const kernels portable_kernels;
