@@ -206,6 +206,21 @@ def test_rows_are_taken_back_and_copies_go_their_own_way():
     assert results[0][1:] == results[1][1:] == (4, 5, 4, 20)
 
 
+def test_logits_stay_as_they_were_given():
+    engine = NativeEngine(decoder(), threads=1)
+    caches = [engine.start() for _ in range(3)]
+    held, copies = [], []
+    for turn in range(6):
+        some = caches[: 1 + turn % 3]
+        logits_SV = engine.rows(some, [[turn]] * len(some), [0] * len(some))
+        held.append(logits_SV if turn % 2 else logits_SV[0])
+        copies.append(held[-1].clone())
+    assert all(torch.equal(a, b) for a, b in zip(held, copies, strict=True))
+    held.clear()
+    first = engine.rows(caches, [[1]] * 3, [0] * 3).data_ptr()
+    assert engine.rows(caches, [[1]] * 3, [0] * 3).data_ptr() == first
+
+
 def test_memory_follows_what_was_read():
     made = decoder(max_source=1500)
     engine = NativeEngine(made)

@@ -185,6 +185,7 @@ class NativeEngine:
         )  # fmt: skip
         self._model = _found(model)
         self._spare: list[int] = []
+        self._logits: list[tuple[npt.NDArray[np.float32], weakref.ref[npt.NDArray[np.float32]]]] = []
         weakref.finalize(self, _free, self._library, self._model, self._spare)
 
     @staticmethod
@@ -280,7 +281,7 @@ class NativeEngine:
         if gaze is not None:
             assert len(streams) == 1, "a gaze follows one stream"
             looked = np.zeros((self.config.layers, self.config.heads, max(0, horizons[0])), np.float32)
-        logits_SV = np.empty((len(streams), self.config.vocab_size), np.float32)
+        logits_SV = self._room(len(streams))
         handles = _pointers(streams)
         try:
             counts, flat, reads = _numbers([len(rows) for rows in ids]), _numbers([i for rows in ids for i in rows]), _numbers(horizons)
@@ -296,6 +297,15 @@ class NativeEngine:
         if gaze is not None and looked is not None:
             gaze.weights_F = [torch.from_numpy(looked[layer, head]) for layer, head in sorted(gaze.heads, key=lambda place: place[0])]
         return torch.from_numpy(logits_SV)
+
+    def _room(self, rows: int) -> npt.NDArray[np.float32]:
+        """Room for logits (S, V): that of an earlier call once nobody holds what it gave, as fresh pages cost more than what fills them."""
+        kept, given = self._logits.pop() if self._logits else (None, None)
+        if kept is None or len(kept) < rows or (given is not None and given() is not None):
+            kept = np.empty((rows, self.config.vocab_size), np.float32)
+        logits_SV = kept[:rows]
+        self._logits.append((kept, weakref.ref(logits_SV)))
+        return logits_SV
 
     def _refuse(self, streams: Sequence[int], ids: Sequence[Sequence[int]], horizons: Sequence[int]) -> NoReturn:
         """Say what is wrong with rows that the library would not write."""
