@@ -134,9 +134,10 @@ def ours(plan: Plan, decoder: Decoder, batch: int) -> dict[str, Decode]:
     source_BTE = torch.randn(batch, plan.source, decoder.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
     precisions: tuple[Precision, ...] = ("int8", "float32")
     engines: dict[str, Engine] = {f"zendaya {p}": NativeEngine(decoder, precision=p, threads=plan.threads) for p in precisions}
+    found = {name: on_threads(1, greedy(engine, source_BTE)) for name, engine in engines.items()}  # their threads are the engine's own
     if batch == 1:
-        engines["zendaya torch"] = decoder
-    return {name: on_threads(plan.threads, greedy(engine, source_BTE)) for name, engine in engines.items()}
+        found["zendaya torch"] = on_threads(plan.threads, greedy(decoder, source_BTE))
+    return found
 
 
 def on_threads(number: int, decode: Decode) -> Decode:
@@ -151,6 +152,11 @@ def on_threads(number: int, decode: Decode) -> Decode:
 
 def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int, figures: Figures) -> None:
     """Tokens a second of `count` streams, each at its own step, horizon, length and γ; who comes to its end makes room for a new one."""
+    with torch_threads(1):
+        figures.values.append(_ragged(plan, engine, count, rounds))
+
+
+def _ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
     rng = np.random.default_rng(plan.seed)
     waiting = torch.randn(2 * count, plan.source, engine.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
 
@@ -177,7 +183,7 @@ def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int, figures: F
         caches = [cache for cache, _, _ in streams]
         engine.read_many(caches, [source_TE[cache.num_source : h] for (cache, _, source_TE), h in zip(streams, now, strict=True)])
         ids = engine.rows(caches, [[i] for i in ids], now).argmax(-1).tolist()
-    figures.values.append(count * rounds / (time.perf_counter() - started))
+    return count * rounds / (time.perf_counter() - started)
 
 
 def by_gamma(plan: Plan, precision: Precision) -> dict[int, dict[float, tuple[Figures, Figures]]]:
@@ -405,7 +411,8 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
         model = live_model(plan)
         engine = NativeEngine(model.decoder, precision="int8", threads=plan.threads)
         for count in plan.live:
-            outcome = live(plan, engine, model, count)
+            with torch_threads(1):  # PyTorch's would spin after each of its calls, on the engine's processors
+                outcome = live(plan, engine, model, count)
             result[f"live {count}"] = dataclasses.asdict(outcome)
             say(
                 f"\n{count} live streams, 3 source tokens a second each: {outcome.tokens_per_s:.0f} tokens/s, "
