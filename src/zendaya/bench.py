@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -62,10 +63,16 @@ class Plan:
                 f"{self.preset} has windows of 1 … {limits.window} source tokens and 8 … {limits.max_steps} steps: "
                 f"got {self.source} and {self.steps}"
             )
-        if min(self.training_tokens, self.encoder_s) < 0:
+        if self.training_tokens < 0 or not (math.isfinite(self.encoder_s) and self.encoder_s >= 0):
             raise ConfigError(f"training_tokens and encoder_s are at least 0: got {self.training_tokens} and {self.encoder_s}")
         if min(self.rounds, self.threads, *self.streams, *self.live) < 1:
             raise ConfigError(f"rounds, threads and streams are at least 1: got {self.rounds}, {self.threads}, {self.streams}, {self.live}")
+        if min(self.sources, default=1) < 1:
+            raise ConfigError(f"sources are lengths of at least 1: got {self.sources}")
+        if not (math.isfinite(self.live_s) and self.live_s > 0):
+            raise ConfigError(f"live_s is a number of seconds above 0: got {self.live_s}")
+        for gamma in self.gammas:
+            PowerLaw(gamma)  # says what is wrong with it
 
 
 @dataclass
@@ -127,13 +134,29 @@ def ours(plan: Plan, decoder: Decoder, batch: int) -> dict[str, Decode]:
     source_BTE = torch.randn(batch, plan.source, decoder.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
     precisions: tuple[Precision, ...] = ("int8", "float32")
     engines: dict[str, Engine] = {f"zendaya {p}": NativeEngine(decoder, precision=p, threads=plan.threads) for p in precisions}
+    found = {name: on_threads(1, greedy(engine, source_BTE)) for name, engine in engines.items()}  # their threads are the engine's own
     if batch == 1:
-        engines["zendaya torch"] = decoder
-    return {name: greedy(engine, source_BTE) for name, engine in engines.items()}
+        found["zendaya torch"] = on_threads(plan.threads, greedy(decoder, source_BTE))
+    return found
+
+
+def on_threads(number: int, decode: Decode) -> Decode:
+    """A contender with so many threads of PyTorch, which it leaves as they were."""
+
+    def decode_so(steps: int) -> object:
+        with torch_threads(number):
+            return decode(steps)
+
+    return decode_so
 
 
 def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int, figures: Figures) -> None:
     """Tokens a second of `count` streams, each at its own step, horizon, length and γ; who comes to its end makes room for a new one."""
+    with torch_threads(1):
+        figures.values.append(_ragged(plan, engine, count, rounds))
+
+
+def _ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
     rng = np.random.default_rng(plan.seed)
     waiting = torch.randn(2 * count, plan.source, engine.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
 
@@ -160,32 +183,39 @@ def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int, figures: F
         caches = [cache for cache, _, _ in streams]
         engine.read_many(caches, [source_TE[cache.num_source : h] for (cache, _, source_TE), h in zip(streams, now, strict=True)])
         ids = engine.rows(caches, [[i] for i in ids], now).argmax(-1).tolist()
-    figures.values.append(count * rounds / (time.perf_counter() - started))
+    return count * rounds / (time.perf_counter() - started)
 
 
-def by_gamma(plan: Plan, precision: Precision) -> dict[int, dict[float, tuple[float, float]]]:
-    """For each source length and γ: milliseconds a token, and those of its cross-attention, which a decode that reads nothing lacks."""
-    table: dict[int, dict[float, tuple[float, float]]] = {}
+def by_gamma(plan: Plan, precision: Precision) -> dict[int, dict[float, tuple[Figures, Figures]]]:
+    """For each source length and γ: milliseconds a token, and those of its cross-attention, which a decode that reads nothing lacks.
+
+    All γ of a length, and the decode that reads nothing, take turns round by round; cross-attention's is the difference within a round.
+    """
+    table: dict[int, dict[float, tuple[Figures, Figures]]] = {}
     for source in plan.sources:
         shape = dataclasses.replace(preset(plan.preset).decoder, max_source=max(source, preset(plan.preset).decoder.max_source))
         engine = NativeEngine(_random(shape, plan.seed), precision=precision, threads=plan.threads)
         source_BTE = torch.randn(1, source, shape.source_dim)
-        curves: dict[float | None, list[int]] = {g: PowerLaw(g).horizons(source, plan.steps).tolist() for g in plan.gammas}
-        curves[None] = [0] * plan.steps
-        times: dict[float | None, list[float]] = {gamma: [] for gamma in curves}
+        table[source] = {gamma: (Figures(), Figures()) for gamma in plan.gammas}
+        curves = {gamma: PowerLaw(gamma).horizons(source, plan.steps).tolist() for gamma in plan.gammas}
         for number in range(plan.rounds + 1):
+            blind = _decode_ms(engine, source_BTE, [0] * plan.steps)
             for gamma, horizons in curves.items():
-                cache = engine.start()
-                engine.read(cache, source_BTE)
-                one = torch.ones(1, dtype=torch.long)
-                started = time.perf_counter()
-                for horizon in horizons:
-                    engine.step(cache, one, horizon)
+                whole = _decode_ms(engine, source_BTE, horizons)
                 if number:
-                    times[gamma].append((time.perf_counter() - started) / plan.steps * 1e3)
-        blind = median(times[None])
-        table[source] = {gamma: (median(t), median(t) - blind) for gamma, t in times.items() if gamma is not None}
+                    for figure, value in zip(table[source][gamma], (whole, whole - blind), strict=True):
+                        figure.values.append(value)
     return table
+
+
+def _decode_ms(engine: NativeEngine, source_BTE: torch.Tensor, horizons: list[int]) -> float:
+    """Milliseconds a step of a decode by these horizons, all of whose source has been read before."""
+    cache, one = engine.start(), torch.ones(1, dtype=torch.long)
+    engine.read(cache, source_BTE)
+    started = time.perf_counter()
+    for horizon in horizons:
+        engine.step(cache, one, horizon)
+    return (time.perf_counter() - started) / len(horizons) * 1e3
 
 
 @dataclass(frozen=True)
@@ -258,7 +288,7 @@ def training(plan: Plan) -> Figures:
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
-    with _threads(plan.threads):
+    with torch_threads(plan.threads):
         step()
         return Figures([count * steps / _seconds(step) for _ in range(plan.rounds)])
 
@@ -274,12 +304,13 @@ def encoding(plan: Plan) -> Figures:
             encoder.read(state, noise[first : first + SAMPLE_RATE // 10])
         encoder.finish(state)
 
-    with _threads(plan.threads):
+    with torch_threads(plan.threads):
         return Figures([plan.encoder_s / _seconds(encode) for _ in range(plan.rounds)])
 
 
 @contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
+def torch_threads(number: int) -> Iterator[None]:
+    """So many threads of PyTorch meanwhile."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -291,7 +322,7 @@ def _threads(number: int) -> Iterator[None]:
 def read_bandwidth(threads: int) -> float:
     """Bytes a second that the memory gives: the best of some sums over a quarter of a gigabyte."""
     data = torch.ones(1 << 26)
-    with _threads(threads):
+    with torch_threads(threads):
         best = min(_seconds(data.sum) for _ in range(8))
     return data.numel() * 4 / best
 
@@ -348,18 +379,40 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
                 say(f"  {precision}: {touched / 1e6:.1f} MB a token, {100 * share:.0f} % of what the memory reads")
         else:
             result[f"ragged {batch}"] = {"tokens_per_s": rates.median, "spread": list(rates.spread)}
-            say(f"  {'zendaya int8, ragged':24} {rates.median:38.0f} tokens/s")
+            low, high = rates.spread
+            line = f"  {'zendaya int8, ragged':24} {rates.median:38.0f} tokens/s ({low:.0f}–{high:.0f})"
+            rivals = {name: batch / figure.median for name, figure in figures.items() if "int8" in name and not name.startswith("zendaya")}
+            if rivals:
+                rival = max(rivals, key=lambda name: rivals[name])
+                result[f"ragged {batch}"] |= {"rival": rival, "ratio": rates.median / rivals[rival]}
+                line += f", {rates.median / rivals[rival]:.2f}× the tokens of {rival} on equal streams"
+            say(line)
     if plan.sources:
-        say("\none stream by the dial, int8: ms a token (of which cross-attention)")
-        table_by_gamma = by_gamma(plan, "int8")
-        result["gamma"] = {str(f): {str(g): list(pair) for g, pair in row.items()} for f, row in table_by_gamma.items()}
-        for source, row in table_by_gamma.items():
-            say(f"  F = {source:5}: " + "; ".join(f"γ = {g:g} {total:.2f} ({cross:.2f})" for g, (total, cross) in row.items()))
+        say("\none stream by the dial, int8: ms a token (spread), of which cross-attention (spread)")
+        result["gamma"] = {}
+        for source, row in by_gamma(plan, "int8").items():
+            result["gamma"][str(source)] = {
+                str(gamma): {
+                    "ms": whole.median,
+                    "spread_ms": list(whole.spread),
+                    "cross_ms": cross.median,
+                    "cross_spread_ms": list(cross.spread),
+                }
+                for gamma, (whole, cross) in row.items()
+            }
+            for gamma, (whole, cross) in row.items():
+                spreads = ["–".join(f"{value:.2f}" for value in figure.spread) for figure in (whole, cross)]
+                say(f"  F = {source:5}, γ = {gamma:<4g} {whole.median:.2f} ({spreads[0]}), {cross.median:.2f} ({spreads[1]})")
+            if {0.0, 1.0} <= row.keys() and row[0.0][1].median > 0:
+                ratio = row[1.0][1].median / row[0.0][1].median
+                result["gamma"][str(source)]["ratio"] = ratio
+                say(f"  F = {source:5}: cross-attention at γ = 1 takes {ratio:.2f} of the time at γ = 0")
     if plan.live:
         model = live_model(plan)
         engine = NativeEngine(model.decoder, precision="int8", threads=plan.threads)
         for count in plan.live:
-            outcome = live(plan, engine, model, count)
+            with torch_threads(1):  # PyTorch's would spin after each of its calls, on the engine's processors
+                outcome = live(plan, engine, model, count)
             result[f"live {count}"] = dataclasses.asdict(outcome)
             say(
                 f"\n{count} live streams, 3 source tokens a second each: {outcome.tokens_per_s:.0f} tokens/s, "

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zendaya.bench import torch_threads
 from zendaya.decoder import Decoder, TextLayer
 from zendaya.errors import MissingExtraError
 from zendaya.model import preset
@@ -63,8 +64,7 @@ def _t5_peers(plan: Plan, batch: int, folder: Path) -> dict[str, Decode]:
     encoded = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=torch.randn(batch, plan.source, shape.dim))
 
     def generate(steps: int) -> object:
-        torch.set_num_threads(plan.threads)
-        with torch.inference_mode():
+        with torch.inference_mode(), torch_threads(plan.threads):
             return model.generate(encoder_outputs=encoded, max_new_tokens=steps, min_new_tokens=steps, do_sample=False, num_beams=1)
 
     found: dict[str, Decode] = {"Hugging Face generate": generate}
@@ -81,30 +81,37 @@ def _t5_peers(plan: Plan, batch: int, folder: Path) -> dict[str, Decode]:
 
 
 class CachedStep(nn.Module):
-    """One decode step as a graph: keys and values of text and source go in, logits and the longer keys and values come out."""
+    """One decode step as a graph: keys and values of text and source go in, a tensor each a layer; logits and the longer ones come out."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, ids_B1: Tensor, row: Tensor, text: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """`text` and `cross` are (layers, 2, B, A, T, K)."""
-        decoder = self.decoder
+    def forward(self, ids_B1: Tensor, row: Tensor, *keys_values: Tensor) -> tuple[Tensor, ...]:
+        """`keys_values` are (B, A, T, K): key and value of the text of each layer, then those of the source."""
+        decoder, grown = self.decoder, list[Tensor]()
+        text, cross = keys_values[: len(keys_values) // 2], keys_values[len(keys_values) // 2 :]
         x_B1D = decoder.tokens(ids_B1) + decoder.positions(row)
-        grown = []
         for index, layer in enumerate(decoder.layers):
             assert isinstance(layer, TextLayer)
 
             def attend_self(attention: Any, x: Tensor, index: int = index) -> Tensor:
-                k, v = (torch.cat([text[index, i], new], 2) for i, new in enumerate(attention.keys_values(x)))
-                grown.append(torch.stack([k, v]))
-                return attention.forward(x, k, v)
+                pair = [torch.cat([text[2 * index + i], new], 2) for i, new in enumerate(attention.keys_values(x))]
+                grown.extend(pair)
+                return _attend(attention, x, *pair)
 
             def attend_cross(attention: Any, x: Tensor, index: int = index) -> Tensor:
-                return attention.forward(x, cross[index, 0], cross[index, 1])
+                return _attend(attention, x, cross[2 * index], cross[2 * index + 1])
 
             x_B1D = layer(x_B1D, attend_self, attend_cross)
-        return decoder.project(x_B1D[:, -1]), torch.stack(grown)
+        return decoder.project(x_B1D[:, -1]), *grown
+
+
+def _attend(attention: Any, x: Tensor, k_BATK: Tensor, v_BATK: Tensor) -> Tensor:
+    """As `Attention.forward`, in words that the export keeps: its own for PyTorch's function scale every key in every step."""
+    q_BATK = attention._split(attention.query(x)) * k_BATK.shape[-1] ** -0.5
+    joined: Tensor = attention._join((q_BATK @ k_BATK.transpose(-1, -2)).softmax(-1) @ v_BATK)
+    return joined
 
 
 def _onnx_peers(plan: Plan, batch: int, folder: Path) -> dict[str, Decode]:
@@ -113,35 +120,40 @@ def _onnx_peers(plan: Plan, batch: int, folder: Path) -> dict[str, Decode]:
     shape = preset(plan.preset).decoder
     torch.manual_seed(plan.seed)
     step = CachedStep(Decoder(shape)).eval()
-    text = torch.zeros(shape.layers, 2, batch, shape.heads, 3, shape.head_dim)
-    cross = torch.randn(shape.layers, 2, batch, shape.heads, plan.source, shape.head_dim)
-    path = folder / "step.onnx"
-    names = ["ids", "row", "text", "cross"]
+    parts = [f"{part}{layer}" for layer in range(shape.layers) for part in ("key", "value")]
+    text, longer, cross = ([f"{kind}_{part}" for part in parts] for kind in ("text", "longer", "cross"))
+    rows = [torch.zeros(batch, shape.heads, 3, shape.head_dim) for _ in parts]
+    memory = [torch.randn(batch, shape.heads, plan.source, shape.head_dim) for _ in parts]
+    path, tidy, rough = folder / "step.onnx", folder / "tidy.onnx", folder / "int8.onnx"
     with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         torch.onnx.export(
-            step, (torch.ones(batch, 1, dtype=torch.long), torch.tensor([3]), text, cross), str(path), input_names=names,
-            output_names=["logits", "longer"], dynamic_axes={"text": {4: "rows"}, "longer": {4: "more"}}, dynamo=False,
+            step, (torch.ones(batch, 1, dtype=torch.long), torch.tensor([3]), *rows, *memory), str(path),
+            input_names=["ids", "row", *text, *cross], output_names=["logits", *longer],
+            dynamic_axes={**{name: {2: "rows"} for name in text}, **{name: {2: "more"} for name in longer}}, dynamo=False,
         )  # fmt: skip
-        quantization.quantize_dynamic(str(path), str(folder / "int8.onnx"), weight_type=quantization.QuantType.QInt8)
+        _needed("onnxruntime.quantization.shape_inference").quant_pre_process(str(path), str(tidy))
+        quantization.quantize_dynamic(str(tidy), str(rough), weight_type=quantization.QuantType.QInt8)
+    value = onnxruntime.OrtValue.ortvalue_from_numpy
     found: dict[str, Decode] = {}
-    for kind, file in (("float32", path), ("int8", folder / "int8.onnx")):
+    for kind, file in (("float32", path), ("int8", rough)):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = plan.threads, 1
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        source = onnxruntime.OrtValue.ortvalue_from_numpy(cross.numpy())
+        source = [value(tensor.numpy()) for tensor in memory]
 
         def decode(steps: int, session: Any = session, source: Any = source) -> object:
-            value = onnxruntime.OrtValue.ortvalue_from_numpy
-            longer = value(np.zeros((shape.layers, 2, batch, shape.heads, 0, shape.head_dim), np.float32))
-            ids = np.ones((batch, 1), np.int64)
+            ids, kept = np.ones((batch, 1), np.int64), [value(np.zeros((batch, shape.heads, 0, shape.head_dim), np.float32)) for _ in parts]
+            binding = session.io_binding()
+            for name, given in zip(cross, source, strict=True):  # once a decode: nothing of the source is copied in a step
+                binding.bind_ortvalue_input(name, given)
             for row in range(steps):
-                binding = session.io_binding()
-                for name, given in (("ids", value(ids)), ("row", value(np.array([row]))), ("text", longer), ("cross", source)):
+                for name, given in zip(("ids", "row", *text), (value(ids), value(np.array([row])), *kept), strict=True):
                     binding.bind_ortvalue_input(name, given)
-                binding.bind_output("logits")
-                binding.bind_output("longer")
+                binding.clear_binding_outputs()
+                for name in ("logits", *longer):
+                    binding.bind_output(name)
                 session.run_with_iobinding(binding)
-                logits, longer = binding.get_outputs()
+                logits, *kept = binding.get_outputs()  # which go in again as they are
                 ids = logits.numpy().argmax(-1)[:, None]
             return ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +24,22 @@ def bench(
     threads: Annotated[int, typer.Option(help="Threads of every contender.", min=1)] = 2,
     peers: Annotated[bool, typer.Option("--peers", help="Also Hugging Face generate, CTranslate2 and ONNX Runtime.")] = False,
     file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to FILE.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --json.")] = False,
 ) -> None:
     """Measure decoding (one stream, many, by the dial, live; beside the memory's speed and, with --peers, others), training, encoding.
 
     `benchmarks/train.py` puts training beside others.
     """
+    from zendaya.atomic import write_atomically
     from zendaya.bench import Plan, chosen, run
+    from zendaya.errors import ConfigError
     from zendaya.peers import peers_of
 
+    if file is not None:  # said before minutes are measured that could not be kept
+        if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.is_dir():
+            raise ConfigError(f"{file}: cannot be written; give --json a file in a folder that is there")
+        if file.exists() and not force:
+            raise ConfigError(f"{file}: is there already; give --force to replace it, or another name")
     plan = Plan(
         preset=preset, source=source, steps=steps, rounds=rounds, threads=threads, streams=tuple(chosen(streams, int)),
         live=tuple(chosen(live, int)), live_s=live_s, sources=tuple(chosen(sources, int)), training_tokens=training_tokens,
@@ -38,4 +47,4 @@ def bench(
     )  # fmt: skip
     result = run(plan, peers=peers_of if peers else None)
     if file is not None:
-        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_atomically(file, (json.dumps(result, indent=2) + "\n").encode())

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,11 @@ SPARE = 64
 MOST_THREADS = 256
 MOST_INPUTS = 1 << 16
 """Products of so many bytes still fit in 32 bits."""
-NO_MEMORY = -1
+NO_MEMORY, BAD_CALL = -1, -2
+MOST_ROWS = 1 << 16
+"""Of a call."""
+ABI = 2
+"""Which version of the library's functions is called here; as in engine.h."""
 
 
 class _Shape(ctypes.Structure):
@@ -68,6 +72,11 @@ def _library() -> ctypes.CDLL | str:
     except OSError as error:
         return f"the native engine was built but cannot be loaded: {error}"
     pointer, number = ctypes.c_void_p, ctypes.c_int
+    abi = library.zendaya_abi() if hasattr(library, "zendaya_abi") else 1
+    if abi != ABI:
+        return (
+            f"the native engine was built by another version of the package (its interface is {abi}, not {ABI}): install the package again"
+        )
     for name, result, arguments in (
         ("kernels", ctypes.c_char_p, [number]),
         ("model_new", pointer, [ctypes.POINTER(_Shape), pointer, pointer, number, number, number, ctypes.c_char_p]),
@@ -176,6 +185,7 @@ class NativeEngine:
         )  # fmt: skip
         self._model = _found(model)
         self._spare: list[int] = []
+        self._logits: list[tuple[npt.NDArray[np.float32], weakref.ref[npt.NDArray[np.float32]]]] = []
         weakref.finalize(self, _free, self._library, self._model, self._spare)
 
     @staticmethod
@@ -232,7 +242,7 @@ class NativeEngine:
             total = int(self._library.zendaya_stream_source(stream)) + source_TE.shape[0]
             if total > self.config.max_source:
                 raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {total}")
-        waiting = [(stream, source_TE.numpy(force=True)) for stream, source_TE in zip(streams, tokens, strict=True)]
+        waiting = list(zip(streams, tokens, strict=True))
         while waiting := [(stream, rest) for stream, rest in waiting if rest.shape[0]]:
             pieces, left, room = [], [], READ
             for stream, rest in waiting:
@@ -241,8 +251,8 @@ class NativeEngine:
                 left.append((stream, rest[count:]))
                 room -= count
             handles, counts = _pointers([stream for stream, _ in pieces]), _numbers([len(piece) for _, piece in pieces])
-            source = np.ascontiguousarray(np.concatenate([piece for _, piece in pieces]), np.float32)
-            _check(self._library.zendaya_read(self._model, len(pieces), _address(handles), _address(counts), _address(source)))
+            source = torch.cat([piece for _, piece in pieces]).detach().to("cpu", torch.float32).contiguous()
+            _check(self._library.zendaya_read(self._model, len(pieces), _address(handles), _address(counts), source.data_ptr()))
             waiting = left
 
     def prefill(self, cache: NativeCache, ids_BN: Tensor, horizon: int, *, gaze: Gaze | None = None) -> Tensor:
@@ -267,31 +277,49 @@ class NativeEngine:
     def _write(self, streams: Sequence[int], ids: Sequence[Sequence[int]], horizons: Sequence[int], gaze: Gaze | None) -> Tensor:
         if not len(streams) == len(ids) == len(horizons) or not streams:
             raise SourceError(f"rows and a horizon for each of {len(streams)} streams: got {len(ids)} and {len(horizons)}")
+        looked = None
+        if gaze is not None:
+            assert len(streams) == 1, "a gaze follows one stream"
+            looked = np.zeros((self.config.layers, self.config.heads, max(0, horizons[0])), np.float32)
+        logits_SV = self._room(len(streams))
+        handles = _pointers(streams)
+        try:
+            counts, flat, reads = _numbers([len(rows) for rows in ids]), _numbers([i for rows in ids for i in rows]), _numbers(horizons)
+        except OverflowError:
+            self._refuse(streams, ids, horizons)
+        result = self._library.zendaya_rows(
+            self._model, len(streams), _address(handles), _address(counts), _address(flat), _address(reads), _address(logits_SV),
+            None if looked is None else _address(looked),
+        )  # fmt: skip
+        if result == BAD_CALL:  # the library checks a call whole before anything of it is done
+            self._refuse(streams, ids, horizons)
+        _check(result)
+        if gaze is not None and looked is not None:
+            gaze.weights_F = [torch.from_numpy(looked[layer, head]) for layer, head in sorted(gaze.heads, key=lambda place: place[0])]
+        return torch.from_numpy(logits_SV)
+
+    def _room(self, rows: int) -> npt.NDArray[np.float32]:
+        """Room for logits (S, V): that of an earlier call once nobody holds what it gave, as fresh pages cost more than what fills them."""
+        kept, given = self._logits.pop() if self._logits else (None, None)
+        if kept is None or len(kept) < rows or (given is not None and given() is not None):
+            kept = np.empty((rows, self.config.vocab_size), np.float32)
+        logits_SV = kept[:rows]
+        self._logits.append((kept, weakref.ref(logits_SV)))
+        return logits_SV
+
+    def _refuse(self, streams: Sequence[int], ids: Sequence[Sequence[int]], horizons: Sequence[int]) -> NoReturn:
+        """Say what is wrong with rows that the library would not write."""
         if len(set(streams)) < len(streams):
             raise SourceError("a stream can be written once in a call: the same one was given twice")
-        library = self._library
         for stream, rows, horizon in zip(streams, ids, horizons, strict=True):
-            arrived, written = library.zendaya_stream_source(stream), library.zendaya_stream_rows(stream)
+            arrived, written = self._library.zendaya_stream_source(stream), self._library.zendaya_stream_rows(stream)
             if not 0 <= horizon <= arrived:
                 raise SourceError(f"a step may read at most the {arrived} source tokens that have arrived: got horizons {list(horizons)}")
             if not rows or min(rows) < 0 or max(rows) >= self.config.vocab_size:
                 raise SourceError(f"rows hold one or more ids below {self.config.vocab_size}: got {list(rows)[:8]}")
             if written + len(rows) > self.config.max_rows:
                 raise SourceError(f"the text is longer than the decoder's {self.config.max_rows} rows: got {written + len(rows)}")
-        if gaze is not None:
-            assert len(streams) == 1, "a gaze follows one stream"
-        logits_SV = np.empty((len(streams), self.config.vocab_size), np.float32)
-        looked = None if gaze is None else np.zeros((self.config.layers, self.config.heads, horizons[0]), np.float32)
-        handles, counts = _pointers(streams), _numbers([len(rows) for rows in ids])
-        flat, reads = _numbers([i for rows in ids for i in rows]), _numbers(horizons)
-        result = library.zendaya_rows(
-            self._model, len(streams), _address(handles), _address(counts), _address(flat), _address(reads), _address(logits_SV),
-            None if looked is None else _address(looked),
-        )  # fmt: skip
-        _check(result)
-        if gaze is not None and looked is not None:
-            gaze.weights_F = [torch.from_numpy(looked[layer, head]) for layer, head in sorted(gaze.heads, key=lambda place: place[0])]
-        return torch.from_numpy(logits_SV)
+        raise SourceError(f"a call takes at most {MOST_ROWS} rows: got {sum(map(len, ids))}")
 
 
 def _in_order(decoder: Decoder) -> list[Tensor]:

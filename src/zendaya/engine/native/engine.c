@@ -5,16 +5,14 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "kernels.h"
+#include "memory.h"
 #include "pool.h"
 
 #define LARGEST_FEATURE 1e12f /* as in decoder.py */
 
-enum { LINE = 64, HUGE_PAGE = 1 << 21, MOST_ROWS = 1 << 16, PHASES = 16 /* of a layer, or around them */, MOST_INPUTS = 1 << 16 /* their products still fit in 32 bits */ };
+enum { LINE = 64, MOST_ROWS = 1 << 16, PHASES = 16 /* of a layer, or around them */, MOST_INPUTS = 1 << 16 /* their products still fit in 32 bits */ };
 
 typedef struct { float *weight, *bias; } norm;
 
@@ -66,24 +64,11 @@ struct model {
     uint8_t *silent, *readable;
 };
 
-/* Memory. */
-
-static void *aligned(size_t size) {
-    void *p = NULL;
-    const size_t unit = size >= HUGE_PAGE ? HUGE_PAGE : LINE;
-    if (posix_memalign(&p, unit, round_up(size ? size : 1, unit))) return NULL;
-#if defined(__linux__)
-    if (unit == HUGE_PAGE) madvise(p, round_up(size, unit), MADV_HUGEPAGE);
-#endif
-    memset(p, 0, size);
-    return p;
-}
-
 static void *take(model *m, size_t size) {
     void **taken = realloc(m->taken, (m->num_taken + 1) * sizeof *taken);
     if (!taken) return NULL;
     m->taken = taken;
-    if (!(taken[m->num_taken] = aligned(size))) return NULL;
+    if (!(taken[m->num_taken] = memory_new(size))) return NULL;
     return taken[m->num_taken++];
 }
 
@@ -234,6 +219,8 @@ static const kernels *kernels_at(int place) {
     return NULL;
 }
 
+int zendaya_abi(void) { return ABI; }
+
 const char *zendaya_kernels(int place) {
     const kernels *k = kernels_at(place);
     return k ? k->name : NULL;
@@ -271,7 +258,7 @@ model *zendaya_model_new(
 
 static void free_room(model *m) {
     void *all[] = {m->x, m->normed, m->products, m->attended, m->scale, m->bytes, m->sum, m->stream_of, m->silent, m->readable};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
     m->x = m->normed = m->products = m->attended = m->scale = NULL;
     m->bytes = NULL, m->sum = m->stream_of = NULL, m->silent = m->readable = NULL;
     m->room = 0;
@@ -281,7 +268,7 @@ void zendaya_model_free(model *m) {
     if (!m) return;
     pool_free(m->threads);
     free_room(m);
-    for (int i = 0; i < m->num_taken; i++) free(m->taken[i]);
+    for (int i = 0; i < m->num_taken; i++) memory_free(m->taken[i]);
     free(m->taken);
     pthread_mutex_destroy(&m->turn);
     free(m);
@@ -291,10 +278,10 @@ static int make_room(model *m, int rows) {
     if (rows <= m->room) return 1;
     free_room(m);
     const size_t n = round_up(rows, PANEL);
-    m->x = aligned(n * m->dim * sizeof(float)), m->normed = aligned(n * m->longest * sizeof(float));
-    m->products = aligned(n * m->wide * sizeof(float)), m->attended = aligned(n * m->longest * sizeof(float));
-    m->scale = aligned(n * sizeof(float)), m->bytes = aligned(n * m->longest), m->sum = aligned(n * sizeof(int32_t));
-    m->stream_of = aligned(n * sizeof(int32_t)), m->silent = aligned(n), m->readable = aligned(n);
+    m->x = memory_new(n * m->dim * sizeof(float)), m->normed = memory_new(n * m->longest * sizeof(float));
+    m->products = memory_new(n * m->wide * sizeof(float)), m->attended = memory_new(n * m->longest * sizeof(float));
+    m->scale = memory_new(n * sizeof(float)), m->bytes = memory_new(n * m->longest), m->sum = memory_new(n * sizeof(int32_t));
+    m->stream_of = memory_new(n * sizeof(int32_t)), m->silent = memory_new(n), m->readable = memory_new(n);
     m->room = (int)n;
     if (m->x && m->normed && m->products && m->attended && m->scale && m->bytes && m->sum && m->stream_of && m->silent && m->readable) return 1;
     free_room(m);
@@ -321,9 +308,9 @@ static int grow(stream *s, store_kv *kv, int needed) {
     store_kv new = *kv;
     new.capacity = (int)round_up(capacity, 2 * PANEL);
     const size_t heads = (size_t)kv->layers * s->heads;
-    new.keys = aligned(heads * new.capacity * s->width * s->size), new.values = aligned(heads * new.capacity * padded(s) * s->size);
+    new.keys = memory_new(heads * new.capacity * s->width * s->size), new.values = memory_new(heads * new.capacity * padded(s) * s->size);
     if (!new.keys || !new.values) {
-        free(new.keys), free(new.values);
+        memory_free(new.keys), memory_free(new.values);
         return 0;
     }
     for (int l = 0; kv->capacity && l < kv->layers; l++)
@@ -331,17 +318,16 @@ static int grow(stream *s, store_kv *kv, int needed) {
             memcpy(keys_at(s, &new, l, h), keys_at(s, kv, l, h), (size_t)kv->capacity * s->width * s->size);
             memcpy(values_at(s, &new, l, h), values_at(s, kv, l, h), (size_t)kv->capacity * padded(s) * s->size);
         }
-    free(kv->keys), free(kv->values);
+    memory_free(kv->keys), memory_free(kv->values);
     *kv = new;
     return 1;
 }
 
-static void put(const stream *s, const store_kv *kv, int layer, int head, int position, const float *k, const float *v) {
+static void put(const kernels *by, const stream *s, const store_kv *kv, int layer, int head, int position, const float *k, const float *v) {
     const size_t panel = (size_t)(position / PANEL) * s->width * PANEL + position % PANEL, row = position * padded(s);
     if (s->size == 2) {
         uint16_t *keys = (uint16_t *)keys_at(s, kv, layer, head) + panel, *values = (uint16_t *)values_at(s, kv, layer, head) + row;
-        for (int d = 0; d < s->width; d++) keys[d * PANEL] = to_half(k[d]);
-        for (int d = 0; d < s->width; d++) values[d] = to_half(v[d]);
+        by->halve(k, v, s->width, keys, values);
     } else {
         float *keys = (float *)keys_at(s, kv, layer, head) + panel, *values = (float *)values_at(s, kv, layer, head) + row;
         for (int d = 0; d < s->width; d++) keys[d * PANEL] = k[d];
@@ -362,7 +348,7 @@ stream *zendaya_stream_new(const model *m) {
 void zendaya_stream_free(stream *s) {
     if (!s) return;
     store_kv *all[] = {&s->text, &s->cross, &s->context};
-    for (int i = 0; i < 3; i++) free(all[i]->keys), free(all[i]->values);
+    for (int i = 0; i < 3; i++) memory_free(all[i]->keys), memory_free(all[i]->values);
     free(s);
 }
 
@@ -447,7 +433,7 @@ static void multiply(job *j, const matrix *x, const input *in, const output *out
     if (size < unit) size = unit;
     PIECES(&j->at, i, (x->panels + size - 1) / size) {
         const int first = i * size, last = first + size < x->panels ? first + size : x->panels;
-        j->m->k->multiply(x, in, out, first, last);
+        j->m->k->multiply(x, in, out, first, last, first + threads * size); /* the others have those between */
     }
     pool_meet(&j->at);
 }
@@ -461,31 +447,54 @@ static desk desk_of(const model *m, int worker) {
     return (desk){own, own + longest, own + longest + m->padded_width};
 }
 
-static void attend(job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const float *q) {
+/* Attention's pieces of work: some heads of a stream, fewer where there are few streams to share out. */
+typedef struct { int together, groups, at, first, last; } share;
+
+static share share_of(const job *j, int piece) {
+    const int heads = j->m->shape.heads, most = j->count * heads / (16 * pool_threads(j->m->threads));
+    share s = {.together = most < 1 ? 1 : most < heads ? most : heads};
+    s.groups = (heads + s.together - 1) / s.together, s.at = piece / s.groups, s.first = piece % s.groups * s.together;
+    s.last = s.first + s.together < heads ? s.first + s.together : heads;
+    return s;
+}
+
+/* The keys that a thread will probably want after a head's: the next head's; after the last of its piece, those of the piece that falls
+   to it when the others take the ones between. */
+static const void *keys_after(const job *j, const store_kv *(*of)(const stream *), int layer, int piece, int head) {
+    const share now = share_of(j, piece), then = share_of(j, piece + pool_threads(j->m->threads));
+    const int at = head + 1 < now.last ? now.at : then.at;
+    return at < j->count ? keys_at(j->streams[at], of(j->streams[at]), layer, head + 1 < now.last ? head + 1 : then.first) : NULL;
+}
+
+static const store_kv *text_of(const stream *s) { return &s->text; }
+static const store_kv *cross_of(const stream *s) { return &s->cross; }
+static const store_kv *context_of(const stream *s) { return &s->context; }
+
+static void attend(
+    job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const void *next) {
     const model *m = j->m;
     const int width = m->shape.head_dim;
-    const float scale = 1.0f / sqrtf((float)width);
+    const float scale = 1.0f / sqrtf((float)width), *q = row_of(m->products, row, m->wide) + head * width;
     for (int i = 0; i < width; i++) d->q[i] = q[i] * scale;
-    m->k->attend(d->q, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), s->size == 2, length, width, d->scores, d->y);
+    m->k->attend(d->q, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), next, s->size == 2, length, width, d->scores, d->y);
     memcpy(row_of(m->attended, row, m->longest) + head * width, d->y, width * sizeof *d->y);
 }
 
 /* Self-attention: a stream's head at a time, whose new keys and values are put down first. `start` is a stream's rows before the call. */
 static void attend_self(job *j, const desk *d, int layer, int is_source) {
     const model *m = j->m;
-    const int heads = m->shape.heads, width = m->shape.head_dim;
-    PIECES(&j->at, i, j->count * heads) {
-        const int at = i / heads, head = i % heads;
-        const stream *s = j->streams[at];
-        const store_kv *kv = is_source ? &s->context : &s->text;
-        const int start = is_source ? s->source : s->rows;
-        for (int r = 0; r < j->counts[at]; r++) {
-            const float *q = row_of(m->products, j->first[at] + r, m->wide) + head * width;
-            put(s, kv, layer, head, start + r, q + m->inner, q + 2 * m->inner);
-        }
-        for (int r = 0; r < j->counts[at]; r++) {
-            const int row = j->first[at] + r;
-            attend(j, d, s, kv, layer, head, row, start + r + 1, row_of(m->products, row, m->wide) + head * width);
+    const store_kv *(*of)(const stream *) = is_source ? context_of : text_of;
+    PIECES(&j->at, i, j->count * share_of(j, 0).groups) {
+        const share mine = share_of(j, i);
+        const stream *s = j->streams[mine.at];
+        const int first = j->first[mine.at], start = is_source ? s->source : s->rows;
+        for (int head = mine.first; head < mine.last; head++) {
+            const void *next = keys_after(j, of, layer, i, head);
+            for (int r = 0; r < j->counts[mine.at]; r++) {
+                const float *k = row_of(m->products, first + r, m->wide) + m->inner + head * m->shape.head_dim;
+                put(m->k, s, of(s), layer, head, start + r, k, k + m->inner);
+            }
+            for (int r = 0; r < j->counts[mine.at]; r++) attend(j, d, s, of(s), layer, head, first + r, start + r + 1, next);
         }
     }
     pool_meet(&j->at);
@@ -494,15 +503,19 @@ static void attend_self(job *j, const desk *d, int layer, int is_source) {
 /* Cross-attention: over exactly the first `horizon` source tokens. */
 static void attend_cross(job *j, const desk *d, int layer) {
     const model *m = j->m;
-    const int heads = m->shape.heads, width = m->shape.head_dim;
-    PIECES(&j->at, i, j->count * heads) {
-        const int at = i / heads, head = i % heads, horizon = j->horizons[at];
-        for (int r = 0; r < j->counts[at]; r++) {
-            const int row = j->first[at] + r;
-            if (horizon == 0) memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
-            else attend(j, d, j->streams[at], &j->streams[at]->cross, layer, head, row, horizon, row_of(m->products, row, m->wide) + head * width);
+    const int width = m->shape.head_dim;
+    PIECES(&j->at, i, j->count * share_of(j, 0).groups) {
+        const share mine = share_of(j, i);
+        const stream *s = j->streams[mine.at];
+        const int first = j->first[mine.at], horizon = j->horizons[mine.at];
+        for (int head = mine.first; head < mine.last; head++) {
+            const void *next = keys_after(j, cross_of, layer, i, head);
+            for (int row = first; row < first + j->counts[mine.at]; row++) {
+                if (horizon == 0) memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
+                else attend(j, d, s, &s->cross, layer, head, row, horizon, next);
+            }
+            if (j->gaze) memcpy(j->gaze + ((size_t)layer * m->shape.heads + head) * horizon, d->scores, horizon * sizeof(float));
         }
-        if (j->gaze) memcpy(j->gaze + ((size_t)layer * heads + head) * horizon, d->scores, horizon * sizeof(float));
     }
     pool_meet(&j->at);
 }
@@ -634,7 +647,7 @@ static void read_work(void *argument, place at_phase) {
         for (int r = 0; r < j->counts[at]; r++)
             for (int head = 0; head < s->heads; head++) {
                 const float *k = row_of(m->products, j->first[at] + r, m->wide) + 2 * m->inner * index + head * s->width;
-                put(s, &s->cross, index, head, s->source + r, k, k + m->inner);
+                put(m->k, s, &s->cross, index, head, s->source + r, k, k + m->inner);
             }
     }
     pool_meet(&j->at);

@@ -21,6 +21,10 @@ typedef struct {
 
 enum { DONE = 0, NO_MEMORY = -1, BAD_CALL = -2 };
 
+/* Which version of these functions a library has; backend.py names the same number, and counts another as not built. */
+enum { ABI = 2 };
+EXPORT int zendaya_abi(void);
+
 /* Kernels that this processor can run, best first: "vnni", "avx512", "avx2", "portable"; NULL past the last. */
 EXPORT const char *zendaya_kernels(int place);
 

@@ -47,15 +47,20 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    /* Outputs of panels first … last - 1, for all rows. */
-    void (*multiply)(const matrix *m, const input *in, const output *out, int first, int last);
+    /* Outputs of panels first … last - 1, for all rows. Each panel is fetched while the one before is multiplied, which takes as long
+       where the rows are few; `then` is the one that is probably next after these. */
+    void (*multiply)(const matrix *m, const input *in, const output *out, int first, int last, int then);
     /* y = norm(x) where a weight is given, else x; x is read to `n`, y written to `n` rounded up to PANEL. May be in place. */
     void (*normalise)(const float *x, const float *weight, const float *bias, float *y, int n);
     /* Signed bytes of a row, its scale and sum; a row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */
     void (*quantise)(const float *x, int n, size_t padded, int8_t *y, float *scale, int32_t *sum);
     /* Attention of one query over `length` positions; keys in panels of PANEL positions, [width][PANEL], values [position][padded width].
-       `scores` has room for `length` rounded up to PANEL and keeps the weights. Nothing at or beyond `length` reaches `out`. */
-    void (*attend)(const float *q, const void *keys, const void *values, int half, int length, int width, float *scores, float *out);
+       `scores` has room for `length` rounded up to PANEL and keeps the weights. Nothing at or beyond `length` reaches `out`. `next` are
+       the keys that will be wanted after these, about as many, or NULL: they are fetched meanwhile. */
+    void (*attend)(
+        const float *q, const void *keys, const void *values, const void *next, int half, int length, int width, float *scores, float *out);
+    /* A position's key and value as bfloat16: the key down a column of its panel, the value along. */
+    void (*halve)(const float *k, const float *v, int width, uint16_t *keys, uint16_t *values);
 } kernels;
 
 extern const kernels portable_kernels;

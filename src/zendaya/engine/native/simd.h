@@ -11,6 +11,9 @@
 #define INLINE static inline __attribute__((always_inline))
 #endif
 
+INLINE void fetch(const void *p) { __builtin_prefetch(p); }
+INLINE void fetch_near(const void *p) { __builtin_prefetch(p, 0, 2); } /* not into the first cache, which is full of what is used now */
+
 #if defined(USE_AVX512)
 
 #include <immintrin.h>
@@ -22,6 +25,13 @@ INLINE vf load_half(const uint16_t *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16));
 }
 INLINE void store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+INLINE void store_half(uint16_t *p, vf a) { /* as to_half */
+    const __m512i u = _mm512_castps_si512(a), upper = _mm512_srli_epi32(u, 16);
+    const __m512i even = _mm512_add_epi32(_mm512_and_si512(upper, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, even), 16);
+    const __m512i nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), rounded, nan)));
+}
 INLINE vf all(float a) { return _mm512_set1_ps(a); }
 INLINE vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
@@ -223,6 +233,14 @@ INLINE vf sums(dots a, int32_t less) { vf r; LANES r.x[i] = (float)(a.a[i] - les
 #define STREAM 1
 #define ROW_CASES TWO
 
+#endif
+
+#if !defined(USE_AVX512)
+INLINE void store_half(uint16_t *p, vf a) {
+    float x[16];
+    store(x, a);
+    for (int i = 0; i < 16; i++) p[i] = to_half(x[i]);
+}
 #endif
 
 INLINE float total(vf a) {
