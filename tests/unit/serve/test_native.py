@@ -106,7 +106,7 @@ def test_the_dial_turns_where_it_is_turned(running, tiny):
     expected += session.finish()
     events = turned()
     assert texts(events) == of_session(expected)
-    assert [event["schedule"] for event in events if event["type"] == "turned"] == ["gamma=0.1", str(parse_policy("wait-k=3"))]
+    assert [event["schedule"] for event in events if event["type"] == "turned"] == ["gamma=0.1", "wait-k=3,stride=1.0"]
     assert [event["type"] for event in events] == [event["type"] for event in turned()]
 
 
