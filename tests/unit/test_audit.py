@@ -213,7 +213,7 @@ class Hesitant(Model):
         session = super().open(schedule, **options)
         logits, choose, read = session._logits, session._choose, []
         session._logits = lambda horizon: (read.append(horizon), logits(horizon))[1]
-        session._choose = lambda logits_V, step: self.config.framing.end if read[-1] < 2 * step + 3 else choose(logits_V, step)
+        session._choose = lambda logits_V, text: self.config.framing.end if read[-1] < 2 * len(text) + 5 else choose(logits_V, text)
         return session
 
 
