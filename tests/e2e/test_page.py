@@ -415,7 +415,7 @@ class Stub:
     """Says it has opened, and then what a test says; keeps what it is told, connection by connection."""
 
     def __init__(self, here):
-        self.here, self.told, self.sockets, self.number = here, [], [], 0
+        self.here, self.told, self.sockets, self.number, self.opens = here, [], [], 0, True
         here.page.route_web_socket(re.compile("/v1/stream"), self._connect)
 
     def _connect(self, socket):
@@ -429,7 +429,7 @@ class Stub:
                 socket.send(json.dumps({"type": "pong", "id": said["id"]}))
                 return
             told.append(said)
-            if len(told) == 1:
+            if len(told) == 1 and self.opens:
                 socket.send(json.dumps(OPENED))
 
         socket.on_message(hear)
@@ -530,7 +530,12 @@ def test_events_that_come_twice_are_written_once_and_all_are_acknowledged(stub):
     assert here.words.all_inner_texts() == ["one", "two", "three"]
     assert here.page.evaluate("window.taken") == 0
     server.wait(lambda: {"type": "ack", "received": 3} in server.told[0])
+    server.opens = False
     server.sockets[-1].close(code=1011)
+    server.wait(lambda: len(server.told) == 2 and server.told[1])
+    here.page.wait_for_timeout(500)  # more is heard meanwhile, and waits until the server has said what it has
+    assert [told["type"] for told in server.told[1]] == ["resume"]
+    server.say(OPENED)
     # Nothing was acknowledged, so all is sent again, from the first.
     assert server.sources(1, 3)[:3] == [1, 2, 3]
     opened, resumed = server.told[0][0], server.told[1][0]

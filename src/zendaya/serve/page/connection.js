@@ -39,6 +39,7 @@ export class Connection {
     this.refusals = 0;
     this.ended = false;
     this.over = false;
+    this.ready = false;
     this.state = "connecting";
     this.waitMs = FIRST_WAIT_MS;
     this._begin();
@@ -111,6 +112,7 @@ export class Connection {
   _drop() {
     const socket = this.socket;
     this.socket = null;
+    this.ready = false; // until the server has said what it has: then all it has not is sent, in order
     if (socket) socket.onopen = socket.onmessage = socket.onclose = null;
     return socket;
   }
@@ -146,6 +148,7 @@ export class Connection {
     if (message.type === "opened") {
       if (this.opened) this.resumes += 1;
       this.opened = message;
+      this.ready = true;
       this.waitMs = FIRST_WAIT_MS;
       this.refusals = 0;
       this.sent = 0;
@@ -243,7 +246,7 @@ export class Connection {
     if (silentMs > SILENT_MS) {
       this._drop()?.close();
       this._later("lost");
-    } else if (this.opened && this.socket.readyState === 1) {
+    } else if (this.ready && this.socket.readyState === 1) {
       if (silentMs > PING_MS) this._tell({ type: "ping", id: "page" });
       if (this.received > this.acknowledged) this._acknowledge();
       this._pump();
@@ -269,7 +272,7 @@ export class Connection {
 
   // All that waits, from the first that was not acknowledged; no more than the server lets wait.
   _pump() {
-    if (!this.opened || this.socket?.readyState !== 1 || !this.waiting.length) return;
+    if (!this.ready || this.socket?.readyState !== 1 || !this.waiting.length) return;
     const most = this.opened.max_unread - this.opened.max_message;
     let unread = 0;
     for (const each of this.waiting) {
