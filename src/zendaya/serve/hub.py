@@ -24,7 +24,6 @@ from zendaya.engine import Engine, NativeEngine, engine_for
 from zendaya.errors import SourceError, ZendayaError
 from zendaya.live import Clock, Moment, moment
 from zendaya.policies import Policy
-from zendaya.pretrained import as_trained
 from zendaya.records import Event
 from zendaya.schedule import Schedule
 from zendaya.scheduler import Round, Scheduler, Written
@@ -450,7 +449,7 @@ class Hub:
         elif op.kind == "turn":
             assert op.schedule is not None
             try:
-                session.set_schedule(as_trained(op.schedule, self.served.name))
+                session.set_schedule(self.served.as_trained(op.schedule))
             except ZendayaError as error:
                 return [Note("refused", op.number, error=f"gamma: {error}")]
             return [self._moment(stream, mark) for mark in session.take_marks()]
@@ -473,7 +472,7 @@ class Hub:
         model, wish, traits = self.served.model, stream.wish, stream.intake.encoder.traits
         encoder = stream.intake.encoder
         block = max(1, encoder.block // encoder.pool) if isinstance(encoder, WhisperBlocks) else 1
-        schedule = as_trained(wish.schedule, self.served.name)
+        schedule = self.served.as_trained(wish.schedule)
         session = model.open(
             schedule, window=None if wish.window_s is None else round(wish.window_s * traits.tokens_per_s),
             steps=model.config.max_steps if model.length is None and isinstance(schedule, Schedule) else None,

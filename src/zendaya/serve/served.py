@@ -18,7 +18,8 @@ from zendaya.encoders.media import SAMPLE_RATE
 from zendaya.encoders.whisper_stream import WhisperBlocks
 from zendaya.errors import ConfigError, MissingExtraError, SourceError
 from zendaya.model import Model
-from zendaya.pretrained import load_live, load_model
+from zendaya.pretrained import T, as_trained, load_live, load_model
+from zendaya.schedule import WaitK
 from zendaya.serve.fields import FieldError
 
 Kind = Literal["audio", "features", "frames"]
@@ -40,6 +41,8 @@ class Served:
     name: str
     model: Model
     encoder: Encoder[Any, Any] | None = None
+    checkpoint: str | None = None
+    """Where it was loaded from; its run says at which stride it learned wait-k."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -47,6 +50,10 @@ class Served:
         if isinstance(self.encoder, WhisperBlocks):
             return ("audio", "features")
         return ("frames", "features") if isinstance(self.encoder, FrameEncoder) else ("features",)
+
+    def as_trained(self, schedule: T) -> T | WaitK:
+        """A wait-k that says no stride at the one it was trained at."""
+        return as_trained(schedule, self.checkpoint or self.name)
 
     @property
     def tokens_per_s(self) -> float:
@@ -69,13 +76,13 @@ def load_served(name: str, encoder: str | None = None) -> Served:
     """A model to serve: with the encoder that it hears or sees by, or, where that makes features beforehand, alone."""
     spec = None if encoder is None else Spec.parse(encoder)
     if spec is not None and spec.name in ("features", "c3d"):
-        return Served(Path(name).name, load_model(name))
+        return Served(Path(name).name, load_model(name), checkpoint=name)
     model, found = load_live(name, encoder)
     if not found.traits.live:
         raise ConfigError(
             f"{found.traits.name}: offline only: its tokens read the whole recording; name a live encoder (whisper in block mode)"
         )
-    return Served(Path(name).name, model, found)
+    return Served(Path(name).name, model, found, name)
 
 
 class Intake:

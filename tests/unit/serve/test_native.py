@@ -19,7 +19,7 @@ from zendaya import Client, Model, PowerLaw, ZendayaError
 from zendaya.encoders.frames import FrameEncoder
 from zendaya.engine import engine_for, missing
 from zendaya.policies import parse_policy
-from zendaya.serve.served import Served
+from zendaya.serve.served import Served, load_served
 
 POLICIES = ["0", "0.3", "1", "gamma=2,floor", "wait-k=3,stride=0.7", "full", "local-agreement=8"]
 
@@ -499,3 +499,14 @@ def test_numbers_follow_each_other(running):
     wire.number = 3
     assert all(event["type"] != "error" for event in wire.end())
     assert wire.others[-1]["received"] == 4
+
+
+def test_a_wait_k_has_the_stride_of_the_run_that_is_served(tmp_path):
+    Model.from_preset("tiny", seed=3).save_pretrained(tmp_path / "best")
+    (tmp_path / "recipe.json").write_text(json.dumps({"rho": 2.5}))
+    served = load_served(str(tmp_path / "best"), "features")
+    assert [str(served.as_trained(parse_policy(text))) for text in ("wait-k=3", "wait-k=3,stride=1", "0.5")] == [
+        "wait-k=3,stride=2.5",
+        "wait-k=3,stride=1.0",
+        "gamma=0.5",
+    ]
