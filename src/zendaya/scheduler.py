@@ -97,7 +97,6 @@ class Scheduler:
                 if session in self._waiting and not session.stirred:
                     now.waiting.append(session)
                     self._sessions.rotate(-1)
-                    now.waiting.append(session)
                     continue
                 self._waiting.discard(session)
                 now.written += [Written(session, mark) for mark in session.take_marks()]
@@ -121,7 +120,8 @@ class Scheduler:
         """Read the source that the wanted rows may read, then the rows of all, and give each session its logits."""
         caches = [session.cache for session, _, _ in wanting]
         try:
-            self.engine.read_many(caches, [session.unread(wanted.horizon) for session, _, wanted in wanting])
+            behind = [(session, wanted.horizon) for session, _, wanted in wanting if session.cache.num_source < wanted.horizon]
+            self.engine.read_many([session.cache for session, _ in behind], [session.unread(horizon) for session, horizon in behind])
             logits_SV = self.engine.rows(caches, [wanted.ids for _, _, wanted in wanting], [wanted.horizon for _, _, wanted in wanting])
         except BaseException:  # say there was no memory: they have lost nothing, and want the same in the next round
             self._sessions.extendleft(session for session, _, _ in reversed(wanting))

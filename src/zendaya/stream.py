@@ -126,8 +126,8 @@ class Session:
         `arrival_s` is when they arrived, one time for all or one for each; not given, it is the clock's, or without one the last time.
         """
         self._check_open()
-        weight, dim = self.model.decoder.tokens.weight, self.model.config.decoder.source_dim
-        arrived_TE = torch.as_tensor(tokens).to(weight.device, weight.dtype, copy=True)  # the caller may use its buffer again
+        dim, like = self.model.config.decoder.source_dim, self._window_TE
+        arrived_TE = torch.as_tensor(tokens).to(like.device, like.dtype, copy=True)  # the caller may use its buffer again
         if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
             raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
         for time_s, first, last in self._groups(arrived_TE.shape[0], arrival_s):
@@ -211,7 +211,13 @@ class Session:
 
     def _groups(self, count: int, arrival_s: Times | None) -> Iterator[tuple[float, int, int]]:
         """The arrivals of `count` tokens, those of one moment together: the moment, and the first and past the last of them."""
-        times_T = np.asarray(self._moment(None) if arrival_s is None else arrival_s, np.float64)
+        if arrival_s is None:
+            arrival_s = self._moment(None)
+        if count and isinstance(arrival_s, float) and math.isfinite(arrival_s) and arrival_s >= self._pushed_s:
+            # The rest, without arrays: what a live push costs.
+            self._pushed_s, self._seen_s = arrival_s, max(arrival_s, self._seen_s)
+            return iter([(self._seen_s, 0, count)])
+        times_T = np.asarray(arrival_s, np.float64)
         if times_T.ndim > 1 or (times_T.ndim == 1 and times_T.shape[0] != count):
             raise SourceError(f"arrival_s must be one time, or one for each of {count} tokens: got shape {times_T.shape}")
         times_T = np.broadcast_to(times_T, (count,))

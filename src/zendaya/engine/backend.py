@@ -242,14 +242,16 @@ class NativeEngine:
             total = int(self._library.zendaya_stream_source(stream)) + source_TE.shape[0]
             if total > self.config.max_source:
                 raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {total}")
-        waiting = list(zip(streams, tokens, strict=True))
-        while waiting := [(stream, rest) for stream, rest in waiting if rest.shape[0]]:
+        waiting = [(stream, source_TE) for stream, source_TE in zip(streams, tokens, strict=True) if source_TE.shape[0]]
+        while waiting:
             pieces, left, room = [], [], READ
             for stream, rest in waiting:
-                count = min(room, rest.shape[0])
-                pieces += [(stream, rest[:count])] if count else []
-                left.append((stream, rest[count:]))
-                room -= count
+                if rest.shape[0] <= room:
+                    pieces.append((stream, rest))
+                else:
+                    pieces += [(stream, rest[:room])] if room else []
+                    left.append((stream, rest[room:]))
+                room -= min(room, rest.shape[0])
             handles, counts = _pointers([stream for stream, _ in pieces]), _numbers([len(piece) for _, piece in pieces])
             source = torch.cat([piece for _, piece in pieces]).detach().to("cpu", torch.float32).contiguous()
             _check(self._library.zendaya_read(self._model, len(pieces), _address(handles), _address(counts), source.data_ptr()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -93,6 +94,7 @@ async def run(
     while not listener.started and not task.done():
         await asyncio.sleep(0.01)
     if listener.started:
+        gc.freeze()  # the modules and the model are there to stay: not to be searched for garbage again and again
         about = {"host": config.host, "port": http.getsockname()[1], "model": served.name, "engine": engine_name(served.model)}
         LOG.info("started", extra={"event": "start", **about})
         host = f"[{config.host}]" if ":" in config.host else config.host

@@ -58,11 +58,14 @@ struct model {
     int room;
     size_t wide;    /* floats of a row of `products` */
     size_t longest; /* inputs of the widest product, rounded up */
+    size_t scores;  /* of a query at most, rounded up */
     float *x, *normed, *products, *attended, *scale, *scratch;
     int8_t *bytes;
     int32_t *sum, *stream_of;
     uint8_t *silent, *readable;
 };
+
+static size_t desk_size(const model *m) { return QUERIES * (m->scores + 2 * m->padded_width) + LINE; }
 
 static void *take(model *m, size_t size) {
     void **taken = realloc(m->taken, (m->num_taken + 1) * sizeof *taken);
@@ -248,8 +251,8 @@ model *zendaya_model_new(
     for (int i = 0; i < 3; i++)
         if ((size_t)others[i] > inputs) inputs = others[i];
     m->wide = round_up(widest, PANEL), m->longest = round_up(inputs, LINE);
-    const size_t own = round_up(longest, PANEL) + 2 * m->padded_width + LINE; /* a thread's: scores, query, attended */
-    if (!(m->scratch = take(m, threads * own * sizeof(float)))) {
+    m->scores = round_up(longest, PANEL);
+    if (!(m->scratch = take(m, threads * desk_size(m) * sizeof(float)))) {
         zendaya_model_free(m);
         return NULL;
     }
@@ -399,7 +402,7 @@ typedef struct {
     const int32_t *counts, *ids, *horizons;
     const float *source;
     float *logits, *gaze;
-    int32_t *first; /* each stream's first row */
+    const int32_t *first; /* each stream's first row; then 0, 1, … and as many ones, for when a stream has one row each */
     place at;       /* each thread has a copy of the job with its own */
 } job;
 
@@ -438,13 +441,12 @@ static void multiply(job *j, const matrix *x, const input *in, const output *out
     pool_meet(&j->at);
 }
 
-/* A thread's own place for one query's attention. */
+/* A thread's own place for the attention of some queries. */
 typedef struct { float *scores, *q, *y; } desk;
 
 static desk desk_of(const model *m, int worker) {
-    const size_t longest = round_up(m->shape.max_rows > m->shape.max_source ? m->shape.max_rows : m->shape.max_source, PANEL);
-    float *own = m->scratch + worker * (longest + 2 * m->padded_width + LINE);
-    return (desk){own, own + longest, own + longest + m->padded_width};
+    float *own = m->scratch + worker * desk_size(m);
+    return (desk){own, own + QUERIES * m->scores, own + QUERIES * (m->scores + m->padded_width)};
 }
 
 /* Attention's pieces of work: some heads of a stream, fewer where there are few streams to share out. */
@@ -470,18 +472,29 @@ static const store_kv *text_of(const stream *s) { return &s->text; }
 static const store_kv *cross_of(const stream *s) { return &s->cross; }
 static const store_kv *context_of(const stream *s) { return &s->context; }
 
+/* Attention of some rows, the first over `length` positions, each of the others over `more` than the one before it. */
 static void attend(
-    job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int length, const void *next) {
+    job *j, const desk *d, const stream *s, const store_kv *kv, int layer, int head, int row, int rows, int length, int more, const void *next) {
     const model *m = j->m;
     const int width = m->shape.head_dim;
-    const float scale = 1.0f / sqrtf((float)width), *q = row_of(m->products, row, m->wide) + head * width;
-    for (int i = 0; i < width; i++) d->q[i] = q[i] * scale;
-    m->k->attend(d->q, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), next, s->size == 2, length, width, d->scores, d->y);
-    memcpy(row_of(m->attended, row, m->longest) + head * width, d->y, width * sizeof *d->y);
+    const float scale = 1.0f / sqrtf((float)width);
+    for (int done = 0, now; done < rows; done += now) {
+        now = rows - done >= QUERIES && !j->gaze ? QUERIES : 1;
+        for (int i = 0; i < now; i++) {
+            const float *q = row_of(m->products, row + done + i, m->wide) + head * width;
+            for (int n = 0; n < width; n++) d->q[i * m->padded_width + n] = q[n] * scale;
+        }
+        m->k->attend(
+            d->q, m->padded_width, now, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), next, s->size == 2, length + done * more, more,
+            width, d->scores, m->scores, d->y, m->padded_width);
+        for (int i = 0; i < now; i++)
+            memcpy(row_of(m->attended, row + done + i, m->longest) + head * width, d->y + i * m->padded_width, width * sizeof *d->y);
+    }
 }
 
-/* Self-attention: a stream's head at a time, whose new keys and values are put down first. `start` is a stream's rows before the call. */
-static void attend_self(job *j, const desk *d, int layer, int is_source) {
+/* Self-attention: a stream's head at a time, whose new keys and values are put down first. `start` is a stream's rows before the call.
+   Of the last layer only each stream's last row is wanted. */
+static void attend_self(job *j, const desk *d, int layer, int is_source, int is_last) {
     const model *m = j->m;
     const store_kv *(*of)(const stream *) = is_source ? context_of : text_of;
     PIECES(&j->at, i, j->count * share_of(j, 0).groups) {
@@ -494,7 +507,8 @@ static void attend_self(job *j, const desk *d, int layer, int is_source) {
                 const float *k = row_of(m->products, first + r, m->wide) + m->inner + head * m->shape.head_dim;
                 put(m->k, s, of(s), layer, head, start + r, k, k + m->inner);
             }
-            for (int r = 0; r < j->counts[mine.at]; r++) attend(j, d, s, of(s), layer, head, first + r, start + r + 1, next);
+            const int skip = is_last ? j->counts[mine.at] - 1 : 0;
+            attend(j, d, s, of(s), layer, head, first + skip, j->counts[mine.at] - skip, start + skip + 1, 1, next);
         }
     }
     pool_meet(&j->at);
@@ -510,10 +524,9 @@ static void attend_cross(job *j, const desk *d, int layer) {
         const int first = j->first[mine.at], horizon = j->horizons[mine.at];
         for (int head = mine.first; head < mine.last; head++) {
             const void *next = keys_after(j, cross_of, layer, i, head);
-            for (int row = first; row < first + j->counts[mine.at]; row++) {
-                if (horizon == 0) memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
-                else attend(j, d, s, &s->cross, layer, head, row, horizon, next);
-            }
+            if (horizon) attend(j, d, s, &s->cross, layer, head, first, j->counts[mine.at], horizon, 0, next);
+            for (int row = first; !horizon && row < first + j->counts[mine.at]; row++)
+                memset(row_of(m->attended, row, m->longest) + head * width, 0, width * sizeof(float));
             if (j->gaze) memcpy(j->gaze + ((size_t)layer * m->shape.heads + head) * horizon, d->scores, horizon * sizeof(float));
         }
     }
@@ -532,13 +545,29 @@ static void leave(job *j, const matrix *x, const input *in, const uint8_t *silen
     multiply(j, x, in, &(output){.how = ADD, .to = j->m->x, .stride = j->m->dim, .silent = silent});
 }
 
+/* Go on with each stream's last row alone, moved to its stream's place; in order, as a row's new place was that of one moved before. */
+static void keep_last(job *j) {
+    const model *m = j->m;
+    PIECES(&j->at, i, 1)
+        for (int at = 0; at < j->count; at++) {
+            const int row = j->first[at] + j->counts[at] - 1;
+            memmove(row_of(m->x, at, m->dim), row_of(m->x, row, m->dim), m->dim * sizeof(float));
+            memmove(row_of(m->attended, at, m->longest), row_of(m->attended, row, m->longest), m->longest * sizeof(float));
+            m->silent[at] = j->horizons[at] == 0;
+        }
+    pool_meet(&j->at);
+    j->first = j->first + j->count, j->counts = j->first + j->count, j->rows = j->count;
+}
+
 /* A layer on the call's rows; the norm that is still to apply goes in and comes out. */
 static const norm *run_layer(job *j, const desk *d, const layer *l, int index, int is_source, const norm *before) {
     const model *m = j->m;
     const output products = {.how = STORE, .to = m->products, .stride = m->wide};
     input in = enter(j, &l->self.around, before);
     multiply(j, &l->self.in, &in, &products);
-    attend_self(j, d, index, is_source);
+    const int is_last = !is_source && index == m->shape.layers - 1;
+    attend_self(j, d, index, is_source, is_last);
+    if (is_last && j->rows > j->count) keep_last(j);
     in = prepare(j, NULL, m->attended, m->longest, m->inner, 0, j->rows);
     leave(j, &l->self.out, &in, NULL);
     before = &l->self.around;
@@ -573,11 +602,8 @@ static void rows_work(void *argument, place at_phase) {
     pool_meet(&j->at);
     const norm *before = NULL;
     for (int i = 0; i < m->shape.layers; i++) before = run_layer(j, &d, &m->layers[i], i, 0, before);
-    /* Logits of each stream's last row. */
-    PIECES(&j->at, at, j->count)
-        memcpy(row_of(m->attended, at, m->longest), row_of(m->x, j->first[at] + j->counts[at] - 1, m->dim), dim * sizeof(float));
-    pool_meet(&j->at);
-    input in = prepare(j, m->shape.pre_norm ? &m->last : before, m->attended, m->longest, dim, 0, j->count);
+    /* Logits of each stream's last row: the last layer has kept no other. */
+    input in = prepare(j, m->shape.pre_norm ? &m->last : before, m->x, m->dim, dim, 0, j->count);
     multiply(j, &m->tokens, &in, &(output){.how = STORE, .to = j->logits, .stride = m->shape.vocab_size});
 }
 
@@ -654,7 +680,7 @@ static void read_work(void *argument, place at_phase) {
 }
 
 /* Check a call whole before anything of it is done, and find room for it; 0 or an error. */
-static int admit(job *j, int is_source) {
+static int admit(job *j, int is_source, int32_t *first) {
     model *m = j->m;
     int64_t total = 0;
     int wrong = j->count < 1 || j->count > MOST_ROWS, marked = 0;
@@ -676,22 +702,24 @@ static int admit(job *j, int is_source) {
         const int grown = is_source ? grow(s, &s->cross, s->source + j->counts[i]) && grow(s, &s->context, s->source + j->counts[i])
                                     : grow(s, &s->text, s->rows + j->counts[i]);
         if (!grown) return NO_MEMORY;
-        j->first[i] = row;
+        first[i] = row, first[j->count + i] = i, first[2 * j->count + i] = 1;
         for (int r = 0; r < j->counts[i]; r++) m->stream_of[row++] = i;
     }
     return DONE;
 }
 
 static int run(job *j, int is_source) {
-    if (!(j->first = calloc(j->count > 0 ? j->count : 1, sizeof *j->first))) return NO_MEMORY;
+    int32_t *first = calloc(j->count > 0 ? 3 * (size_t)j->count : 1, sizeof *first);
+    if (!first) return NO_MEMORY;
+    j->first = first;
     pthread_mutex_lock(&j->m->turn);
-    const int error = admit(j, is_source);
+    const int error = admit(j, is_source, first);
     if (!error) {
         pool_run(j->m->threads, is_source ? read_work : rows_work, j);
         for (int i = 0; i < j->count; i++) *(is_source ? &j->streams[i]->source : &j->streams[i]->rows) += j->counts[i];
     }
     pthread_mutex_unlock(&j->m->turn);
-    free(j->first);
+    free(first);
     return error;
 }
 

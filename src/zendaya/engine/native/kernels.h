@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PANEL = 16 };
+enum { PANEL = 16, QUERIES = 4 };
 
 static inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -54,11 +54,13 @@ typedef struct {
     void (*normalise)(const float *x, const float *weight, const float *bias, float *y, int n);
     /* Signed bytes of a row, its scale and sum; a row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */
     void (*quantise)(const float *x, int n, size_t padded, int8_t *y, float *scale, int32_t *sum);
-    /* Attention of one query over `length` positions; keys in panels of PANEL positions, [width][PANEL], values [position][padded width].
-       `scores` has room for `length` rounded up to PANEL and keeps the weights. Nothing at or beyond `length` reaches `out`. `next` are
-       the keys that will be wanted after these, about as many, or NULL: they are fetched meanwhile. */
+    /* Attention of at most QUERIES queries, the first over `length` positions, each of the others over `more` than the one before it; keys
+       in panels of PANEL positions, [width][PANEL], values [position][padded width]. `scores` has `room` for each query, and keeps the
+       weights where there is one. Nothing at or beyond a query's length reaches its `out`, whose bits do not depend on the others. `next` are the
+       keys that will be wanted after these, about as many, or NULL: they are fetched meanwhile. */
     void (*attend)(
-        const float *q, const void *keys, const void *values, const void *next, int half, int length, int width, float *scores, float *out);
+        const float *q, size_t q_stride, int queries, const void *keys, const void *values, const void *next, int half, int length, int more,
+        int width, float *scores, size_t room, float *out, size_t out_stride);
     /* A position's key and value as bfloat16: the key down a column of its panel, the value along. */
     void (*halve)(const float *k, const float *v, int width, uint16_t *keys, uint16_t *values);
 } kernels;
