@@ -52,14 +52,15 @@ struct model {
     int num_taken;
     matrix tokens, source_projection, source_tokens, memory; /* memory: keys and values of every layer's cross-attention */
     float *positions, *source_positions;
+    float *evened; /* int8: what each column of `tokens` was divided by */
     layer *layers, *source_layers;
-    norm last;
+    norm last; /* before the logits */
     /* Room for the rows of a call, kept between calls. */
     int room;
     size_t wide;    /* floats of a row of `products` */
     size_t longest; /* inputs of the widest product, rounded up */
     size_t scores;  /* of a query at most, rounded up */
-    float *x, *normed, *products, *attended, *scale, *scratch;
+    float *x, *normed, *products, *attended, *scale, *zero, *scratch;
     int8_t *bytes;
     int32_t *sum, *stream_of;
     uint8_t *silent, *readable;
@@ -116,12 +117,12 @@ static void make_matrix(reader *r, matrix *x, int outputs, int inputs) {
         return;
     }
     if (r->m->int8) {
-        x->scale = take(r->m, rows * sizeof(float));
+        x->scale = take(r->m, rows * sizeof(float)), x->total = take(r->m, rows * sizeof(float));
         if ((x->u8 = take(r->m, rows * x->groups * 4))) memset(x->u8, 128, rows * x->groups * 4);
     } else {
         x->f32 = take(r->m, rows * inputs * sizeof(float));
     }
-    r->failed |= r->m->int8 ? !x->u8 || !x->scale : !x->f32;
+    r->failed |= r->m->int8 ? !x->u8 || !x->scale || !x->total : !x->f32;
 }
 
 /* Put a dense layer's rows into a matrix from output `first` on; its bias may be NULL. */
@@ -139,8 +140,10 @@ static void pack(reader *r, matrix *x, int first, int outputs, const float *weig
         for (int k = 0; k < x->inputs; k++) top = fmaxf(top, fabsf(row[k])), broken += 0 * row[k];
         x->scale[n] = top / 127 + broken;
         if (broken != 0 || top < 1e-30f) continue;
-        for (int k = 0; k < x->inputs; k++)
-            x->u8[(((size_t)panel * x->groups + k / 4) * PANEL + lane) * 4 + k % 4] = (uint8_t)(lrintf(row[k] * (127 / top)) + 128);
+        for (int k = 0; k < x->inputs; k++) {
+            const int byte = (int)lrintf(row[k] * (127 / top));
+            x->u8[(((size_t)panel * x->groups + k / 4) * PANEL + lane) * 4 + k % 4] = (uint8_t)(byte + 128), x->total[n] += (float)byte;
+        }
     }
 }
 
@@ -175,11 +178,54 @@ static void next_layer(reader *r, layer *l, int cross) {
     l->around = next_norm(r);
 }
 
+/* The embeddings, whose rows are also what logits are products with. In int8 their columns are evened out first: a few of them are so much
+   larger than the others in trained models that a row's scale would leave those only a few of its steps. Half of what sets a column
+   apart stays in it, half goes to what it is multiplied with (SmoothQuant's balance, Xiao et al. 2023). */
+static void next_tokens(reader *r) {
+    model *m = r->m;
+    const int vocab = m->shape.vocab_size, dim = m->shape.dim;
+    const float *weight = next_tensor(r, (int64_t)vocab * dim);
+    make_matrix(r, &m->tokens, vocab, dim);
+    if (!m->int8 || r->failed) {
+        pack(r, &m->tokens, 0, vocab, weight, NULL);
+        return;
+    }
+    const size_t size = (size_t)vocab * dim;
+    float *even = memory_new(size * sizeof *even);
+    if (!even || !(m->evened = take(m, m->dim * sizeof *m->evened))) {
+        memory_free(even);
+        r->failed = 1;
+        return;
+    }
+    for (size_t i = 0; i < size; i++) m->evened[i % dim] += weight[i] * weight[i] / (float)vocab;
+    for (int k = 0; k < dim; k++) {
+        const float by = sqrtf(sqrtf(m->evened[k]));
+        m->evened[k] = by > 1e-6f && by < 1e6f ? by : 1.0f;
+    }
+    for (size_t i = 0; i < size; i++) even[i] = weight[i] / m->evened[i % dim];
+    pack(r, &m->tokens, 0, vocab, even, NULL);
+    memory_free(even);
+}
+
+/* What stands before the logits, which takes over what was taken out of the columns of `tokens`. */
+static void make_last(reader *r) {
+    model *m = r->m;
+    const int dim = m->shape.dim;
+    norm from = m->shape.pre_norm ? next_norm(r) : r->failed ? (norm){0} : m->layers[m->shape.layers - 1].around;
+    m->last = from;
+    if (!m->evened || r->failed) return;
+    m->last = (norm){take(m, m->dim * sizeof(float)), take(m, m->dim * sizeof(float))};
+    if (!m->last.weight || !m->last.bias) {
+        r->failed = 1;
+        return;
+    }
+    for (int k = 0; k < dim; k++) m->last.weight[k] = from.weight[k] * m->evened[k], m->last.bias[k] = from.bias[k] * m->evened[k];
+}
+
 static void next_weights(reader *r) {
     model *m = r->m;
     const decoder_shape *s = &m->shape;
-    make_matrix(r, &m->tokens, s->vocab_size, s->dim);
-    pack(r, &m->tokens, 0, s->vocab_size, next_tensor(r, (int64_t)s->vocab_size * s->dim), NULL);
+    next_tokens(r);
     m->positions = next_copy(r, (int64_t)s->max_rows * s->dim);
     if (s->source_vocab) {
         make_matrix(r, &m->source_tokens, s->source_vocab, s->dim);
@@ -194,7 +240,7 @@ static void next_weights(reader *r) {
     for (int i = 0; i < s->source_layers && !r->failed; i++) next_layer(r, &m->source_layers[i], -1);
     make_matrix(r, &m->memory, 2 * m->inner * s->layers, s->dim);
     for (int i = 0; i < s->layers && !r->failed; i++) next_layer(r, &m->layers[i], i);
-    if (s->pre_norm) m->last = next_norm(r);
+    make_last(r);
     r->failed |= r->at != r->count;
 }
 
@@ -260,9 +306,9 @@ model *zendaya_model_new(
 }
 
 static void free_room(model *m) {
-    void *all[] = {m->x, m->normed, m->products, m->attended, m->scale, m->bytes, m->sum, m->stream_of, m->silent, m->readable};
+    void *all[] = {m->x, m->normed, m->products, m->attended, m->scale, m->zero, m->bytes, m->sum, m->stream_of, m->silent, m->readable};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
-    m->x = m->normed = m->products = m->attended = m->scale = NULL;
+    m->x = m->normed = m->products = m->attended = m->scale = m->zero = NULL;
     m->bytes = NULL, m->sum = m->stream_of = NULL, m->silent = m->readable = NULL;
     m->room = 0;
 }
@@ -283,10 +329,11 @@ static int make_room(model *m, int rows) {
     const size_t n = round_up(rows, PANEL);
     m->x = memory_new(n * m->dim * sizeof(float)), m->normed = memory_new(n * m->longest * sizeof(float));
     m->products = memory_new(n * m->wide * sizeof(float)), m->attended = memory_new(n * m->longest * sizeof(float));
-    m->scale = memory_new(n * sizeof(float)), m->bytes = memory_new(n * m->longest), m->sum = memory_new(n * sizeof(int32_t));
+    m->scale = memory_new(n * sizeof(float)), m->zero = memory_new(n * sizeof(float)), m->bytes = memory_new(n * m->longest), m->sum = memory_new(n * sizeof(int32_t));
     m->stream_of = memory_new(n * sizeof(int32_t)), m->silent = memory_new(n), m->readable = memory_new(n);
     m->room = (int)n;
-    if (m->x && m->normed && m->products && m->attended && m->scale && m->bytes && m->sum && m->stream_of && m->silent && m->readable) return 1;
+    if (m->x && m->normed && m->products && m->attended && m->scale && m->zero && m->bytes && m->sum && m->stream_of && m->silent && m->readable)
+        return 1;
     free_room(m);
     return 0;
 }
@@ -420,11 +467,13 @@ static input prepare(job *j, const norm *n, float *x, size_t stride, int width, 
     const model *m = j->m;
     float *y = n && !keep ? m->normed : x;
     const size_t stride_y = n && !keep ? m->longest : stride;
-    input in = {.rows = rows, .stride = stride_y, .f32 = y, .stride_i8 = m->longest, .i8 = m->bytes, .scale = m->scale, .sum = m->sum};
+    input in = {.rows = rows, .stride = stride_y, .f32 = y, .stride_i8 = m->longest, .i8 = m->bytes, .scale = m->scale, .zero = m->zero,
+                .sum = m->sum};
     if (!n && !m->int8) return in;
     PIECES(&j->at, r, rows) {
         if (n) m->k->normalise(row_of(x, r, stride), n->weight, n->bias, row_of(y, r, stride_y), width);
-        if (m->int8) m->k->quantise(row_of(y, r, stride_y), width, round_up(width, 4), m->bytes + r * m->longest, m->scale + r, m->sum + r);
+        if (m->int8) m->k->quantise(
+                row_of(y, r, stride_y), width, round_up(width, 4), m->bytes + r * m->longest, m->scale + r, m->zero + r, m->sum + r);
     }
     pool_meet(&j->at);
     return in;
@@ -596,6 +645,7 @@ static void rows_work(void *argument, place at_phase) {
         const int at = m->stream_of[r], position = j->streams[at]->rows + r - j->first[at];
         float *x = row_of(m->x, r, m->dim);
         unpack(&m->tokens, j->ids[r], x);
+        for (int i = 0; m->evened && i < dim; i++) x[i] *= m->evened[i];
         for (int i = 0; i < dim; i++) x[i] += m->positions[(size_t)position * dim + i];
         m->silent[r] = j->horizons[at] == 0;
     }
@@ -603,7 +653,7 @@ static void rows_work(void *argument, place at_phase) {
     const norm *before = NULL;
     for (int i = 0; i < m->shape.layers; i++) before = run_layer(j, &d, &m->layers[i], i, 0, before);
     /* Logits of each stream's last row: the last layer has kept no other. */
-    input in = prepare(j, m->shape.pre_norm ? &m->last : before, m->x, m->dim, dim, 0, j->count);
+    input in = prepare(j, &m->last, m->x, m->dim, dim, 0, j->count);
     multiply(j, &m->tokens, &in, &(output){.how = STORE, .to = j->logits, .stride = m->shape.vocab_size});
 }
 

@@ -19,19 +19,19 @@ static inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / u
 typedef struct {
     int outputs, inputs, panels, groups; /* groups of four inputs */
     float *bias;                         /* [panels * PANEL] */
-    float *scale;                        /* int8: of each output */
+    float *scale, *total;                /* int8: of each output, and the sum of its bytes w */
     float *f32;                          /* one of the two */
     uint8_t *u8;
 } matrix;
 
-/* Rows that go into a product: floats, or bytes with the scale and the sum of each row. */
+/* Rows that go into a product: floats, or bytes b with the scale, the zero point z and the sum of each row: x = scale · (b + z). */
 typedef struct {
     int rows;
     size_t stride; /* of f32, in floats */
     const float *f32;
     size_t stride_i8;
     int8_t *i8;
-    float *scale;
+    float *scale, *zero;
     int32_t *sum;
 } input;
 
@@ -52,8 +52,9 @@ typedef struct {
     void (*multiply)(const matrix *m, const input *in, const output *out, int first, int last, int then);
     /* y = norm(x) where a weight is given, else x; x is read to `n`, y written to `n` rounded up to PANEL. May be in place. */
     void (*normalise)(const float *x, const float *weight, const float *bias, float *y, int n);
-    /* Signed bytes of a row, its scale and sum; a row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */
-    void (*quantise)(const float *x, int n, size_t padded, int8_t *y, float *scale, int32_t *sum);
+    /* Signed bytes of a row, its scale, zero point and sum; its range, 0 included, has all the bytes, which what an activation leaves above
+       0 would have half of. A row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */
+    void (*quantise)(const float *x, int n, size_t padded, int8_t *y, float *scale, float *zero, int32_t *sum);
     /* Attention of at most QUERIES queries, the first over `length` positions, each of the others over `more` than the one before it; keys
        in panels of PANEL positions, [width][PANEL], values [position][padded width]. `scores` has `room` for each query, and keeps the
        weights where there is one. Nothing at or beyond a query's length reaches its `out`, whose bits do not depend on the others. `next` are the
