@@ -52,7 +52,7 @@ struct model {
     int num_taken;
     matrix tokens, source_projection, source_tokens, memory; /* memory: keys and values of every layer's cross-attention */
     float *positions, *source_positions;
-    float *evened; /* int8: what each column of `tokens` was divided by */
+    float *balanced; /* what each column of `tokens` was multiplied by, or NULL */
     layer *layers, *source_layers;
     norm last; /* before the logits */
     /* Room for the rows of a call, kept between calls. */
@@ -125,8 +125,9 @@ static void make_matrix(reader *r, matrix *x, int outputs, int inputs) {
     r->failed |= r->m->int8 ? !x->u8 || !x->scale || !x->total : !x->f32;
 }
 
-/* Put a dense layer's rows into a matrix from output `first` on; its bias may be NULL. */
-static void pack(reader *r, matrix *x, int first, int outputs, const float *weight, const float *bias) {
+/* Put a dense layer's rows into a matrix from output `first` on; its bias may be NULL. In int8 its columns are multiplied `by` what is given,
+   if it is. */
+static void pack(reader *r, matrix *x, int first, int outputs, const float *weight, const float *bias, const float *by) {
     if (r->failed || !weight) return;
     for (int o = 0; o < outputs; o++) {
         const float *row = weight + (size_t)o * x->inputs;
@@ -137,11 +138,11 @@ static void pack(reader *r, matrix *x, int first, int outputs, const float *weig
             continue;
         }
         float top = 0, broken = 0;
-        for (int k = 0; k < x->inputs; k++) top = fmaxf(top, fabsf(row[k])), broken += 0 * row[k];
+        for (int k = 0; k < x->inputs; k++) top = fmaxf(top, fabsf(by ? row[k] * by[k] : row[k])), broken += 0 * row[k];
         x->scale[n] = top / 127 + broken;
         if (broken != 0 || top < 1e-30f) continue;
         for (int k = 0; k < x->inputs; k++) {
-            const int byte = (int)lrintf(row[k] * (127 / top));
+            const int byte = (int)lrintf((by ? row[k] * by[k] : row[k]) * (127 / top));
             x->u8[(((size_t)panel * x->groups + k / 4) * PANEL + lane) * 4 + k % 4] = (uint8_t)(byte + 128), x->total[n] += (float)byte;
         }
     }
@@ -150,7 +151,43 @@ static void pack(reader *r, matrix *x, int first, int outputs, const float *weig
 static void next_dense(reader *r, matrix *x, int outputs, int inputs) {
     make_matrix(r, x, outputs, inputs);
     const float *weight = next_tensor(r, (int64_t)outputs * inputs), *bias = next_tensor(r, outputs);
-    pack(r, x, 0, outputs, weight, bias);
+    pack(r, x, 0, outputs, weight, bias, NULL);
+}
+
+/* What the columns of some matrices, which multiply the same rows, are to be multiplied by in int8, and the rows divided by: NULL where
+   nothing. In trained models a few columns, and a few places of a row, are so much larger than the others that one scale for all would
+   leave those only a few of its steps. What sets them apart is shared between the two (SmoothQuant's balance, Xiao et al. 2023); how
+   large a row is where, the norm that makes it says. */
+static float *balance(reader *r, const norm *n, int count, const float *const *weights, const int *outputs) {
+    const int dim = r->m->shape.dim;
+    if (!r->m->int8 || r->failed) return NULL;
+    float *by = take(r->m, r->m->dim * sizeof *by);
+    if (!by) {
+        r->failed = 1;
+        return NULL;
+    }
+    for (int i = 0; i < count; i++)
+        for (int o = 0; o < outputs[i]; o++)
+            for (int k = 0; k < dim; k++) by[k] += weights[i][(size_t)o * dim + k] * weights[i][(size_t)o * dim + k] / (float)outputs[i];
+    for (int k = 0; k < dim; k++) {
+        const float row = n ? n->weight[k] * n->weight[k] + n->bias[k] * n->bias[k] : 1.0f;
+        by[k] = powf(row / by[k], 0.25f);
+        if (!(by[k] > 1e-6f && by[k] < 1e6f)) by[k] = 1.0f;
+    }
+    return by;
+}
+
+/* A norm's rows, divided so. */
+static void divide(norm *n, const float *by, int dim) {
+    for (int k = 0; by && k < dim; k++) n->weight[k] /= by[k], n->bias[k] /= by[k];
+}
+
+/* The norm before matrices that multiply the same rows, balanced with them; after-normalisation's rows go elsewhere too, and stay. */
+static const float *next_balanced(reader *r, norm *n, int count, const float *const *weights, const int *outputs) {
+    *n = next_norm(r);
+    const float *by = r->m->shape.pre_norm && !r->failed ? balance(r, n, count, weights, outputs) : NULL;
+    divide(n, by, r->m->shape.dim);
+    return by;
 }
 
 /* Attention's tensors: query, key (without bias), value, out. Keys and values of a cross-attention go to the model's memory matrix. */
@@ -159,67 +196,49 @@ static void next_attention(reader *r, attention *a, int cross) {
     const int inner = m->inner, dim = m->shape.dim;
     const float *q = next_tensor(r, (int64_t)inner * dim), *q_bias = next_tensor(r, inner), *k = next_tensor(r, (int64_t)inner * dim);
     const float *v = next_tensor(r, (int64_t)inner * dim), *v_bias = next_tensor(r, inner);
+    next_dense(r, &a->out, dim, inner);
+    const float *by = next_balanced(r, &a->around, cross < 0 ? 3 : 1, (const float *const[]){q, k, v}, (const int[]){inner, inner, inner});
     make_matrix(r, &a->in, cross < 0 ? 3 * inner : inner, dim);
-    pack(r, &a->in, 0, inner, q, q_bias);
+    pack(r, &a->in, 0, inner, q, q_bias, by);
     matrix *kv = cross < 0 ? &a->in : &m->memory;
     const int first = cross < 0 ? inner : 2 * inner * cross;
-    pack(r, kv, first, inner, k, NULL);
-    pack(r, kv, first + inner, inner, v, v_bias);
-    next_dense(r, &a->out, dim, inner);
-    a->around = next_norm(r);
+    pack(r, kv, first, inner, k, NULL, cross < 0 ? by : NULL);
+    pack(r, kv, first + inner, inner, v, v_bias, cross < 0 ? by : NULL);
 }
 
 static void next_layer(reader *r, layer *l, int cross) {
     const decoder_shape *s = &r->m->shape;
     next_attention(r, &l->self, -1);
     if (cross >= 0) next_attention(r, &l->cross, cross);
-    next_dense(r, &l->up, s->ffn_dim, s->dim);
+    const float *up = next_tensor(r, (int64_t)s->ffn_dim * s->dim), *up_bias = next_tensor(r, s->ffn_dim);
     next_dense(r, &l->down, s->dim, s->ffn_dim);
-    l->around = next_norm(r);
+    const float *by = next_balanced(r, &l->around, 1, &up, &s->ffn_dim);
+    make_matrix(r, &l->up, s->ffn_dim, s->dim);
+    pack(r, &l->up, 0, s->ffn_dim, up, up_bias, by);
 }
 
-/* The embeddings, whose rows are also what logits are products with. In int8 their columns are evened out first: a few of them are so much
-   larger than the others in trained models that a row's scale would leave those only a few of its steps. Half of what sets a column
-   apart stays in it, half goes to what it is multiplied with (SmoothQuant's balance, Xiao et al. 2023). */
+/* The embeddings, whose rows are also what logits are products with: what their columns are multiplied by is divided out again when they
+   are looked up. */
 static void next_tokens(reader *r) {
     model *m = r->m;
     const int vocab = m->shape.vocab_size, dim = m->shape.dim;
     const float *weight = next_tensor(r, (int64_t)vocab * dim);
     make_matrix(r, &m->tokens, vocab, dim);
-    if (!m->int8 || r->failed) {
-        pack(r, &m->tokens, 0, vocab, weight, NULL);
-        return;
-    }
-    const size_t size = (size_t)vocab * dim;
-    float *even = memory_new(size * sizeof *even);
-    if (!even || !(m->evened = take(m, m->dim * sizeof *m->evened))) {
-        memory_free(even);
-        r->failed = 1;
-        return;
-    }
-    for (size_t i = 0; i < size; i++) m->evened[i % dim] += weight[i] * weight[i] / (float)vocab;
-    for (int k = 0; k < dim; k++) {
-        const float by = sqrtf(sqrtf(m->evened[k]));
-        m->evened[k] = by > 1e-6f && by < 1e6f ? by : 1.0f;
-    }
-    for (size_t i = 0; i < size; i++) even[i] = weight[i] / m->evened[i % dim];
-    pack(r, &m->tokens, 0, vocab, even, NULL);
-    memory_free(even);
+    m->balanced = balance(r, NULL, 1, &weight, &vocab);
+    pack(r, &m->tokens, 0, vocab, weight, NULL, m->balanced);
 }
 
-/* What stands before the logits, which takes over what was taken out of the columns of `tokens`. */
+/* What stands before the logits: a norm of its own, or a copy of the last layer's, which goes nowhere else. */
 static void make_last(reader *r) {
     model *m = r->m;
-    const int dim = m->shape.dim;
-    norm from = m->shape.pre_norm ? next_norm(r) : r->failed ? (norm){0} : m->layers[m->shape.layers - 1].around;
-    m->last = from;
-    if (!m->evened || r->failed) return;
-    m->last = (norm){take(m, m->dim * sizeof(float)), take(m, m->dim * sizeof(float))};
-    if (!m->last.weight || !m->last.bias) {
-        r->failed = 1;
-        return;
-    }
-    for (int k = 0; k < dim; k++) m->last.weight[k] = from.weight[k] * m->evened[k], m->last.bias[k] = from.bias[k] * m->evened[k];
+    const size_t size = m->dim * sizeof(float);
+    if (m->shape.pre_norm) m->last = next_norm(r);
+    else m->last = (norm){take(m, size), take(m, size)};
+    r->failed |= !m->last.weight || !m->last.bias;
+    if (r->failed) return;
+    const norm *from = &m->layers[m->shape.layers - 1].around;
+    if (!m->shape.pre_norm) memcpy(m->last.weight, from->weight, size), memcpy(m->last.bias, from->bias, size);
+    divide(&m->last, m->balanced, m->shape.dim);
 }
 
 static void next_weights(reader *r) {
@@ -229,7 +248,7 @@ static void next_weights(reader *r) {
     m->positions = next_copy(r, (int64_t)s->max_rows * s->dim);
     if (s->source_vocab) {
         make_matrix(r, &m->source_tokens, s->source_vocab, s->dim);
-        pack(r, &m->source_tokens, 0, s->source_vocab, next_tensor(r, (int64_t)s->source_vocab * s->dim), NULL);
+        pack(r, &m->source_tokens, 0, s->source_vocab, next_tensor(r, (int64_t)s->source_vocab * s->dim), NULL, NULL);
     } else if (s->embed_source) {
         next_dense(r, &m->source_projection, s->dim, s->source_dim);
     }
@@ -645,7 +664,7 @@ static void rows_work(void *argument, place at_phase) {
         const int at = m->stream_of[r], position = j->streams[at]->rows + r - j->first[at];
         float *x = row_of(m->x, r, m->dim);
         unpack(&m->tokens, j->ids[r], x);
-        for (int i = 0; m->evened && i < dim; i++) x[i] *= m->evened[i];
+        for (int i = 0; m->balanced && i < dim; i++) x[i] /= m->balanced[i];
         for (int i = 0; i < dim; i++) x[i] += m->positions[(size_t)position * dim + i];
         m->silent[r] = j->horizons[at] == 0;
     }
