@@ -315,6 +315,7 @@ class Native:
     async def _serve(self, line: Line, kept: Kept) -> None:
         """One connection of a session, until it is cut or all is said."""
         assert kept.stream is not None
+        kept.stream.ago_s = 0.0
         config, served = self.server.config, self.server.served
         traits = kept.stream.intake.encoder.traits
         await line.send(
@@ -414,7 +415,7 @@ class Native:
 
     async def _take_text(self, line: Line, kept: Kept, text: str) -> None:
         message = fields.parse(text)
-        sort = fields.choice(message, "type", ("ack", "turn", "flush", "end", "ping"))
+        sort = fields.choice(message, "type", ("ack", "turn", "flush", "end", "ping", "at"))
         if sort == "ack":
             fields.known(message, ("type", "received"))
             kept.acknowledge(fields.whole(message, "received", 0))
@@ -423,12 +424,16 @@ class Native:
             fields.known(message, ("type", "id"))
             await line.send({"type": "pong", "id": fields.string(message, "id", "", longest=64)})
             return
+        stream = kept.stream
+        assert stream is not None
+        if sort == "at":
+            fields.known(message, ("type", "ago_s"))
+            stream.ago_s = fields.number(message, "ago_s", 0, 24 * 3600)
+            return
         number = fields.whole(message, "seq", 1, 2**64 - 1)
         if not self._is_next(kept, number):
             return
         kept.received = number
-        stream = kept.stream
-        assert stream is not None
         try:
             if stream.ended:
                 raise FieldError("type", f"type: {sort} after the end: open a new session", "ended")

@@ -510,3 +510,77 @@ def test_a_wait_k_has_the_stride_of_the_run_that_is_served(tmp_path):
         "wait-k=3,stride=1.0",
         "gamma=0.5",
     ]
+
+
+def test_what_a_server_has_lost_is_sent_again_and_nothing_is_told_twice(tiny):
+    values = rows(8, 90)
+    session, expected = tiny.model.open(PowerLaw(0.7)), []
+    for first in range(0, 90, 6):
+        expected += session.push(values[first : first + 6])
+        if first == 30:
+            session.set_schedule(PowerLaw(0.2))
+        if first == 60:
+            expected += session.cut()
+    expected += session.finish()
+    with serving(tiny, max_unread=2000) as running:  # of 5760 bytes: sending again waits for acknowledgements too
+        with Client(f"ws://{running.host}", source="features", gamma=0.7) as client:
+            found, begun = [], time.monotonic()
+            for first in range(0, 90, 6):
+                client.send(values[first : first + 6])
+                if first == 30:
+                    client.turn(0.2)
+                if first == 60:
+                    client.flush()
+                if first in (12, 36, 66, 84):
+                    lose(running)
+                if first == 66:
+                    time.sleep(1.2)
+                found += client.captions()
+            found += client.finish()
+            took_s = time.monotonic() - begun
+            assert client.num_rebuilds == 4
+            assert client.buffered == 0
+        assert of_session([caption.event for caption in found]) == of_session(expected)
+        assert [caption.event.schedule for caption in found if caption.event.schedule] == ["gamma=0.2"]
+        times = [caption.event.arrival_s for caption in found]
+        assert times == pytest.approx(sorted(times), abs=0.3)
+        assert times[-1] <= 2.0 + took_s  # what was sent again counts from when it first was: its first 6 rows lasted 2 s
+        assert found[-1].event.emission_s >= 2.0 + 1.2
+        wait_for(lambda: not running.server.seats)
+
+
+def lose(running):
+    """Let the server forget its sessions, and cut their connections."""
+
+    def forget():
+        for kept in list(running.sessions.values()):
+            running.app.state.native.forget(kept)
+        for connection in list(running.listener.server_state.connections):
+            connection.transport.abort()
+
+    running.call(forget)
+    wait_for(lambda: not running.sessions)
+
+
+def test_a_client_says_when_it_cannot_send_all_again_or_the_text_is_another(tiny):
+    with serving(tiny) as running:
+        with Client(f"ws://{running.host}", source="features", keep=1000) as client:
+            client.send(rows(1))
+            lose(running)
+            with pytest.raises(ZendayaError, match="more than 1000 bytes were sent"):
+                list(client.finish())
+        with Client(f"ws://{running.host}", source="features", gamma=0.5) as client:
+            client.send(rows(1))
+            wait_for(lambda: client._told.count > 3)
+            client._told.digest.update(b"another")
+            lose(running)
+            with pytest.raises(ZendayaError, match="writes another text"):
+                list(client.finish())
+
+
+@pytest.mark.parametrize("ago_s", [-1, 1e9, "x", True])
+def test_what_came_cannot_have_come_later_or_before_all_time(running, ago_s):
+    wire = Wire(running, {"type": "open"})
+    wire.tell({"type": "at", "ago_s": ago_s})
+    assert wire.until("error")["field"] == "ago_s"
+    wire.end()
