@@ -129,6 +129,8 @@ class Client:
         self.opened: dict[str, Any] = {}
         """What the server said when it opened the session: its model, window and schedule."""
         self._key = key
+        self.reason = ""
+        """Why the server has ended the session, once it has: `end`, `idle`, `draining` or `too_long`."""
         self._wish = {"type": "open", "source": source, **options}
         self._wish |= {name: value for name, value in (("gamma", gamma), ("policy", policy)) if value is not None}
         self._number = 0
@@ -233,7 +235,7 @@ class Client:
         with self._room:
             self._room.wait_for(lambda: self._over or self.buffered + size <= self._limit or not self.buffered)
             if self._over:
-                raise self._error or ServerError("the session is over: open a new client", "over")
+                raise self._error or ServerError(f"the session is over ({self.reason or 'closed'}): open a new client", "over")
             self._number += 1
             numbered = HEAD.pack(self._number) + message if isinstance(message, bytes) else json.dumps({**message, "seq": self._number})
             self.buffered += size
@@ -420,6 +422,7 @@ class Client:
         elif sort == "finished":
             if self._again.count < self._told.count:
                 raise _different(self.url)
+            self.reason = message["reason"]
             self._arrived.put(None)
             return True
         return False

@@ -315,6 +315,29 @@ def test_who_says_nothing_is_not_waited_for(tiny):
         wait_for(lambda: not running.server.seats)
 
 
+def test_who_is_there_and_sends_nothing_holds_its_seat_no_longer(tiny):
+    with serving(tiny, idle_s=0.5, slow_s=0.3, orphan_s=0.2) as running:
+        silent, wire = (Wire(running, {"type": "open", "gamma": 0.5}) for _ in range(2))
+        client = Client(f"ws://{running.host}", source="features")
+        for first in range(0, 60, 6):  # who sends is not silent, however long it takes
+            wire.source(rows(1)[first : first + 6].tobytes())
+            if first < 24:
+                silent.tell({"type": "ping", "id": "here"})  # that it is there is not enough
+            time.sleep(0.12)
+        last = silent.until("finished")
+        assert last["reason"] == "idle"
+        with pytest.raises(ConnectionClosed) as closed:
+            silent.until("more")
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "finished")
+        assert list(client.captions()) == []
+        wait_for(lambda: client.reason == "idle")
+        wait_for(lambda: client._over)
+        with pytest.raises(ZendayaError, match=r"the session is over \(idle\)"):
+            client.send(rows(1))
+        assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
+        wait_for(lambda: not running.server.seats)
+
+
 def test_a_session_whose_client_is_gone_is_kept_for_a_time_and_no_longer(tiny):
     with serving(tiny, orphan_s=0.3) as running:
         wire = Wire(running, {"type": "open"})
