@@ -68,7 +68,7 @@ def serve(
 
 
 def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address: str, replicas: str | None) -> None:
-    from zendaya.serve.cluster import Replicas, check_installed, deployed, run_front
+    from zendaya.serve.cluster import Replicas, check_installed, deployed, name_of, run_front
     from zendaya.serve.logs import log_to
     from zendaya.serve.run import bind
     from zendaya.serve.served import load_served
@@ -78,7 +78,8 @@ def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address:
     number = Replicas() if replicas is None else Replicas.parse(replicas)
     check_installed()
     with bind(config.host, config.port) as http:
-        name = load_served(model, encoder).name  # what cannot be served is said here, and not in the log of a replica
+        about = load_served(model, encoder).name  # what cannot be served is said here, and not in the log of a replica
         log_to()
-        with deployed(config, model, encoder, address=address, replicas=number) as (pool, key):
-            asyncio.run(run_front(config, pool, key, http, name, say=typer.echo))
+        name = name_of(http.getsockname()[1])
+        with deployed(config, model, encoder, name=name, address=address, replicas=number) as (pool, key):
+            asyncio.run(run_front(config, pool, key, http, about, say=typer.echo))

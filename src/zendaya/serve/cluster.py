@@ -25,10 +25,10 @@ from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.serve.config import ServeConfig
 
 LOG = logging.getLogger("zendaya.serve")
-APP, DEPLOYMENT = "zendaya", "replica"
+DEPLOYMENT = "replica"
 SEAT_S = 1.0
 """What waiting for a seat may take, where all are taken: one may just come free."""
-LOOK_S = 0.5
+LOOK_S = 1.0
 """How often Ray is asked how many replicas run."""
 BUSY = 0.7
 """Share of a replica's seats that autoscaling aims at: there is room while another starts."""
@@ -118,8 +118,10 @@ class RayPool:
         """Keep looking how many run."""
         while True:
             await asyncio.sleep(LOOK_S)
-            with contextlib.suppress(Exception):  # Ray's own, of which there is no closed list: it is asked again
-                self.running = await asyncio.to_thread(self._deployed)
+            try:
+                self.running = await asyncio.wait_for(asyncio.to_thread(self._deployed), CONNECT_S)
+            except Exception:  # Ray's own, of which there is no closed list: who does not answer runs nothing
+                self.running = 0
 
     async def lease(self) -> Any:
         """A seat where Ray has one to give."""
@@ -128,8 +130,10 @@ class RayPool:
         sitting = self._handle.options(stream=True).sit.remote()
         try:
             name, address = await asyncio.wait_for(anext(sitting), SEAT_S)
-        except Exception as error:  # none was free in time, or the replica has just died
+        except BaseException as error:  # none was free in time, or the replica has just died, or nobody waits any more
             sitting.cancel()
+            if not isinstance(error, Exception):
+                raise
             if not isinstance(error, asyncio.TimeoutError):
                 LOG.warning("no seat", extra={"event": "no_seat", "reason": type(error).__name__})
             return None
@@ -182,11 +186,17 @@ def connected(address: str, num_cpus: int) -> Iterator[None]:
             ray.shutdown()
 
 
+def name_of(port: int) -> str:
+    """The name of a server among those of a cluster: its machine and port."""
+    return "zendaya-" + re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname()) + f"-{port}"
+
+
 @contextlib.contextmanager
 def deployed(
-    config: ServeConfig, model: str, encoder: str | None, *, address: str = LOCAL, replicas: Replicas | None = None, name: str = APP
+    config: ServeConfig, model: str, encoder: str | None, *, name: str, address: str = LOCAL, replicas: Replicas | None = None
 ) -> Iterator[tuple[RayPool, str]]:
-    """The replicas of a server on Ray Serve, and the key they ask for; gone with the context."""
+    """The replicas of a server on Ray Serve, and the key they ask for; gone with the context. Of a name there is one server in a cluster:
+    what one that was killed has left is replaced."""
     replicas = replicas or Replicas()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with connected(address, max(replicas.most, cores)):
@@ -203,7 +213,8 @@ def deployed(
         following: dict[str, Any] = {"num_replicas": replicas.least}
         if replicas.most > replicas.least:
             scaling = {"min_replicas": replicas.least, "max_replicas": replicas.most, "target_ongoing_requests": max(1.0, BUSY * seats)}
-            following = {"autoscaling_config": {**scaling, "upscale_delay_s": 2.0, "downscale_delay_s": 120.0}}
+            scaling |= {"metrics_interval_s": 2.0, "look_back_period_s": 6.0, "upscale_delay_s": 2.0, "downscale_delay_s": 120.0}
+            following = {"autoscaling_config": scaling}
         made = serve.deployment(Replica, name=DEPLOYMENT).options(
             max_ongoing_requests=seats, graceful_shutdown_timeout_s=config.drain_s + 5.0, health_check_period_s=5.0,
             health_check_timeout_s=30.0, ray_actor_options={"num_cpus": 1}, logging_config=quiet, **following,

@@ -188,9 +188,10 @@ class Front:
             answer = error.response
             kept = {name: value for name, value in answer.headers.raw_items() if name.lower() not in OWN}
             response = Response(bytes(answer.body or b""), answer.status_code, kept)
-        except (OSError, InvalidHandshake, asyncio.TimeoutError):
-            response = _unavailable("lost", "the session's replica is gone")
-            self.lose(lease.replica)
+        except (OSError, InvalidHandshake, asyncio.TimeoutError) as error:
+            response = _unavailable("lost", "the replica does not answer")
+            if isinstance(error, ConnectionRefusedError):  # nobody listens; who is slow, or cuts one off, may have the session still
+                self.lose(lease.replica)
         await websocket.send_denial_response(response)
         return None
 
@@ -228,7 +229,6 @@ class Front:
                 raise result
         code = replica.close_code or 1006
         if code in (1005, 1006):
-            self.lose(lease.replica)
             code = LOST
             await line.close(LOST, "the replica is gone")
         else:
@@ -354,8 +354,9 @@ class Front:
             try:
                 async with self.http.get(f"http://{address}/metrics", headers=self.headers) as answer:
                     return name, await answer.text()
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
-                self.lose(name)
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                if isinstance(error, aiohttp.ClientConnectorError):
+                    self.lose(name)
                 return name, ""
 
         parts = await asyncio.gather(*(of(*replica) for replica in list(self.replicas.items())))
@@ -431,8 +432,10 @@ def make_front(config: ServeConfig, pool: Pool, key: str) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REACH_S)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as http:
-            app.state.server = Front(config, pool, key, gauges, http)
+            app.state.server = front = Front(config, pool, key, gauges, http)
             yield
+            for lease in list(front.leases):
+                front.free(lease)
 
     def asks(how: Callable[[Front], Callable[[Scope, Receive, Send], Awaitable[None]]]) -> Any:
         class Asked:
