@@ -68,7 +68,7 @@ def serve(
 
 
 def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address: str, replicas: str | None) -> None:
-    from zendaya.serve.cluster import Replicas, check_installed, deployed, name_of, run_front
+    from zendaya.serve.cluster import Replicas, deployed, import_ray, name_of, run_front
     from zendaya.serve.logs import log_to
     from zendaya.serve.run import bind
     from zendaya.serve.served import load_served
@@ -76,7 +76,7 @@ def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address:
     if config.wyoming_port is not None:
         raise ConfigError("--wyoming-port is for a server without --ray: start another one for Wyoming")
     number = Replicas() if replicas is None else Replicas.parse(replicas)
-    check_installed()
+    import_ray(address)
     with bind(config.host, config.port) as http:
         about = load_served(model, encoder).name  # what cannot be served is said here, and not in the log of a replica
         log_to()

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -147,8 +148,13 @@ class RayPool:
             return None
 
 
-def check_installed() -> None:
-    """Say it where Ray Serve, or what the front needs, is missing."""
+def import_ray(address: str) -> None:
+    """Import Ray as it is needed for an address; say it where Ray Serve, or what the front needs, is missing."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library does not report its users
+    # Ray listens on all addresses of a machine and runs what it is sent: of one that is started here, only who has the token, which its
+    # processes inherit, may ask. How it asks, Ray reads when it is imported.
+    if address == LOCAL and "ray" not in sys.modules and os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import aiohttp  # noqa: F401
         from ray import serve  # noqa: F401
@@ -159,10 +165,9 @@ def check_installed() -> None:
 @contextlib.contextmanager
 def connected(address: str, num_cpus: int) -> Iterator[None]:
     """Ray, at an address or (`local`) started here and ended with it."""
-    check_installed()
+    import_ray(address)
     import ray
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a library does not report its users
     host, _, port = address.removeprefix("ray://").rpartition(":")
     local: dict[str, Any] = {}
     if address == LOCAL:

@@ -58,6 +58,8 @@ class Process:
             *options,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+            environment.pop(name, None)
         self.process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         self.lines = []
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
@@ -65,24 +67,31 @@ class Process:
         while line := self.process.stdout.readline():
             if found := re.fullmatch(r"zendaya: captions of tiny at http://(127\.0\.0\.1:\d+)\n", line):
                 break
-        assert line, "".join(self.lines)
+        if not line:
+            self._reader.join(10)
+            self.process.wait(60)
+            for stream in (self.process.stdout, self.process.stderr):
+                stream.close()
+            pytest.fail("".join(self.lines))
         self.host = found[1]
         self._listener = threading.Thread(target=self.process.stdout.read, daemon=True)
         self._listener.start()
 
-    def replicas(self):
-        """The processes of the replicas: children of children of this one."""
-        parents, named = {}, []
+    def all(self):
+        """This process and all that came of it, each with its command."""
+        parents, commands = {}, {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                if (path / "cmdline").read_bytes().startswith(b"ray::ServeReplica:zendaya-"):
-                    named.append(int(path.name))
+                commands[int(path.name)] = (path / "cmdline").read_bytes()
 
         def is_ours(pid):
             return pid == self.process.pid or (pid in parents and is_ours(parents[pid]))
 
-        return [pid for pid in named if is_ours(pid)]
+        return {pid: command for pid, command in commands.items() if is_ours(pid)}
+
+    def replicas(self):
+        return [pid for pid, command in self.all().items() if command.startswith(b"ray::ServeReplica:zendaya-")]
 
     def stop(self):
         if self.process.poll() is None:
@@ -133,6 +142,18 @@ def test_it_answers_as_a_server_does_and_only_to_who_has_the_key(ray):
     with pytest.raises(InvalidStatus) as refused:
         Wire(ray, additional_headers={**BEARER, "Origin": "https://evil.example"})
     assert refused.value.response.status_code == 403
+
+
+@needs_ray
+def test_its_ray_asks_for_a_token_that_nobody_else_has(ray):
+    """Ray listens on all addresses of the machine, and would run what anybody sends it."""
+    address = next(found[1] for command in ray.all().values() if (found := re.search(rb"--gcs-address=([\d.]+:\d+)", command))).decode()
+    code = f"import ray; ray.init(address={address!r}, log_to_driver=False); print('in')"
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode != 0
+    assert "in\n" not in done.stdout
+    assert "InvalidAuthToken" in done.stderr
 
 
 @needs_ray
