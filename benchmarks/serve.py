@@ -354,7 +354,7 @@ def live(
 ) -> Streamed:  # fmt: skip
     """A recording sent at its own speed, once all are there; the first that is at its end says so."""
     size = round(16_000 * chunk_s)
-    with Client(f"ws://127.0.0.1:{port}", gamma=gamma) as client:
+    with Client(f"ws://127.0.0.1:{port}", gamma=gamma, keep=0) as client:  # a session that the server loses is a failure here
         seated.wait()
         begun, found = time.monotonic(), list[Caption]()
         for first in range(0, len(samples), size):
