@@ -349,45 +349,91 @@ class Streamed:
     resumes: int
 
 
-def live(port: int, samples: Any, gamma: float, chunk_s: float = 0.1) -> Streamed:
-    """A recording sent at its own speed."""
+def live(
+    port: int, samples: Any, gamma: float, seated: threading.Barrier, ending: threading.Event, chunk_s: float = 0.1
+) -> Streamed:  # fmt: skip
+    """A recording sent at its own speed, once all are there; the first that is at its end says so."""
     size = round(16_000 * chunk_s)
-    with Client(f"ws://127.0.0.1:{port}", gamma=gamma) as client:
+    with Client(f"ws://127.0.0.1:{port}", gamma=gamma, keep=0) as client:  # a session that the server loses is a failure here
+        seated.wait()
         begun, found = time.monotonic(), list[Caption]()
         for first in range(0, len(samples), size):
             time.sleep(max(0.0, begun + first / 16_000 + chunk_s - time.monotonic()))
             client.send(samples[first : first + size])
             found += client.captions()
+        ending.set()
         found += client.finish()
         return Streamed(found, client.num_resumes)
 
 
-def load(port: int, sources: list[Any], gammas: list[float], expected: Callable[[int], str] | None) -> dict[str, Any]:
-    """Live streams at once, each with its dial; beside what each is alone, where that is known."""
+Place = tuple[int, int, int, str]
+"""Where a token is, and which: its window, its step, its id and its text."""
+
+
+def gaps(places: list[Place]) -> int:
+    """Steps that are not there, though a later one is.
+
+    >>> gaps([(0, 1, 5, "a"), (0, 3, 5, "a"), (2, 1, 5, "a")])
+    2
+    """
+    missing, window, step = 0, 0, 0
+    for at, number, *_ in places:
+        if at > window:
+            missing, window, step = missing + at - window - 1, at, 0
+        missing, step = missing + max(0, number - step - 1), number
+    return missing
+
+
+def knock(port: int, until: threading.Event) -> dict[str, int]:
+    """One client more than there are seats, again and again: how often it was told to come back, and how often something else."""
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    answers = {"refused": 0, "answered_otherwise": 0}
+    while not until.wait(1.0):
+        try:
+            connect(f"ws://127.0.0.1:{port}/v1/stream", compression=None).close()
+            answers["answered_otherwise"] += not until.is_set()  # else a seat has just come free
+        except InvalidStatus as refused:
+            told_so = refused.response.status_code == 503 and "Retry-After" in refused.response.headers
+            answers["refused" if told_so else "answered_otherwise"] += 1
+    return answers
+
+
+def load(port: int, sources: list[Any], gammas: list[float], expected: Callable[[int], list[Place]] | None) -> dict[str, Any]:
+    """Live streams at once, each with its dial, as many as there are seats, and one more that knocks; beside what each is alone, where
+    that is known."""
     results: list[Streamed | BaseException | None] = [None] * len(sources)
+    seated, ending, knocked = threading.Barrier(len(sources) + 1), threading.Event(), dict[str, int]()
 
     def one(n: int) -> None:
         try:
-            results[n] = live(port, sources[n], gammas[n % len(gammas)])
+            results[n] = live(port, sources[n], gammas[n % len(gammas)], seated, ending)
         except BaseException as error:
             results[n] = error
+            seated.abort()
 
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(len(sources))]
+    def more() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            seated.wait()
+            knocked.update(knock(port, ending))
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(len(sources))] + [threading.Thread(target=more)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    done = [result for result in results if isinstance(result, Streamed)]
-    lags = [caption.compute_lag_s for result in done for caption in result.captions]
-    waits = [caption.policy_lag_s for result in done for caption in result.captions]
-    doubled = sum(len(told(result.captions)) - len({place[:2] for place in told(result.captions)}) for result in done)
-    different, failed = 0, [str(result) for result in results if not isinstance(result, Streamed)]
-    for n, result in enumerate(results):
-        if expected is not None and isinstance(result, Streamed):
-            different += "".join(caption.text for caption in result.captions) != expected(n)
+    done = {n: result for n, result in enumerate(results) if isinstance(result, Streamed)}
+    places = {n: told(result.captions) for n, result in done.items()}
+    lags = [caption.compute_lag_s for result in done.values() for caption in result.captions]
+    waits = [caption.policy_lag_s for result in done.values() for caption in result.captions]
+    wanted = {n: expected(n) for n in places} if expected is not None else {}
+    lost = sum(len({*wanted[n]} - {*places[n]}) if wanted else gaps(places[n]) for n in places)
     return {
-        "streams": len(sources), "seconds": round(len(sources[0]) / 16_000, 1), "failed": failed,
-        "tokens": len(lags), "doubled": doubled, "different": different, "resumes": sum(result.resumes for result in done),
+        "streams": len(sources), "seconds": round(len(sources[0]) / 16_000, 1),
+        "failed": [str(result) for result in results if not isinstance(result, Streamed)], "tokens": len(lags), "lost": lost,
+        "doubled": sum(len(found) - len({place[:2] for place in found}) for found in places.values()),
+        "different": sum(places[n] != wanted[n] for n in wanted), "resumes": sum(result.resumes for result in done.values()), **knocked,
         "compute_lag_s_50_95_99": [round(float(q), 3) for q in np.percentile(lags, [50, 95, 99])] if lags else None,
         "policy_lag_s_mean": round(float(np.mean(waits)), 2) if waits else None,
     }  # fmt: skip
@@ -406,6 +452,8 @@ def child(*options: str) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(120)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @contextlib.contextmanager
@@ -469,7 +517,7 @@ def run_load(options: argparse.Namespace) -> dict[str, Any]:
         return load(port, heard, gammas, None if options.unchecked else alone(heard, gammas))
 
 
-def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], str]:
+def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], list[Place]]:
     """What each stream is by itself, in this process."""
     from zendaya import PowerLaw
     from zendaya.engine import engine_for
@@ -481,13 +529,14 @@ def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], str]:
         model, encoder = load_live("tiny.en-dial")
         return model, encoder, engine_for(model)
 
-    def text(n: int) -> str:
+    def written(n: int) -> list[Place]:
         model, encoder, engine = loaded()
         session = model.open(PowerLaw(gammas[n % len(gammas)]), engine=engine)
         samples = heard[n].astype(np.float32) / np.float32(32768)
-        return "".join(moment.event.text for moment in run(at_once([samples]), encoder, session))
+        events = [moment.event for moment in run(at_once([samples]), encoder, session)]
+        return [(event.window, event.step, event.token, event.text) for event in events]
 
-    return text
+    return written
 
 
 def run_realtime(options: argparse.Namespace) -> dict[str, Any]:
@@ -528,7 +577,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = run_load if options.what == "load" else run_realtime if options.what == "fuzz" and options.realtime else run_here
     found = chosen(options)
     print(json.dumps(found) if options.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
-    bad = [found.get(name) for name in ("failed", "doubled", "different", "wrong")]
+    bad = [found.get(name) for name in ("failed", "lost", "doubled", "different", "wrong", "answered_otherwise")]
     if any(bad) or any(found.get("left", {}).values()):
         sys.exit(1)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zendaya.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from zendaya.serve.config import ServeConfig
 
 
 def serve(
@@ -23,6 +26,12 @@ def serve(
     origin: Annotated[list[str] | None, typer.Option(help="Let pages of this origin connect, as https://a.org; may be repeated.")] = None,
     gamma: Annotated[float, typer.Option(help="The dial of clients that do not say.")] = 0.5,
     drain: Annotated[float, typer.Option(help="Seconds that streams may go on after SIGTERM.")] = 30.0,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Replicas on a Ray cluster: host:port, auto, or local for one of this machine.")
+    ] = None,
+    replicas: Annotated[
+        str | None, typer.Option(metavar="N|MIN:MAX", help="With --ray: how many, 2 if not given; MIN:MAX follows the sessions.")
+    ] = None,
 ) -> None:
     """Serve live captions: /v1/stream, OpenAI's realtime and file transcription, SimulEval's remote agent, and Wyoming.
 
@@ -42,6 +51,11 @@ def serve(
         host=host, port=port, wyoming_port=wyoming_port, key=None if api_key_file is None else read_key(api_key_file),
         origins=tuple(origin or ()), max_sessions=max_sessions, gamma=gamma, drain_s=drain,
     )  # fmt: skip
+    if ray is not None:
+        _serve_on_ray(config, model, encoder, ray, replicas)
+        return
+    if replicas is not None:
+        raise ConfigError("--replicas is for a server on a Ray cluster: give --ray too, as --ray local")
     with contextlib.ExitStack() as stack:
         # What cannot be listened on is said before a model is loaded.
         http = stack.enter_context(bind(host, port))
@@ -51,3 +65,21 @@ def serve(
         served = load_served(model, encoder)
         log_to()
         asyncio.run(run(config, served, http, wyoming, say=typer.echo))
+
+
+def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address: str, replicas: str | None) -> None:
+    from zendaya.serve.cluster import Replicas, deployed, import_ray, name_of, run_front
+    from zendaya.serve.logs import log_to
+    from zendaya.serve.run import bind
+    from zendaya.serve.served import load_served
+
+    if config.wyoming_port is not None:
+        raise ConfigError("--wyoming-port is for a server without --ray: start another one for Wyoming")
+    number = Replicas() if replicas is None else Replicas.parse(replicas)
+    import_ray(address)
+    with bind(config.host, config.port) as http:
+        about = load_served(model, encoder).name  # what cannot be served is said here, and not in the log of a replica
+        log_to()
+        name = name_of(http.getsockname()[1])
+        with deployed(config, model, encoder, name=name, address=address, replicas=number) as (pool, key):
+            asyncio.run(run_front(config, pool, key, http, about, say=typer.echo))

@@ -102,17 +102,19 @@ def make_app(
         Route("/", shown),
         Route("/page/{name}", shown),
     ]
-    handlers: dict[type[Exception] | int, Callable[..., Response]] = {HTTPException: _refused, Exception: _broken}
+    handlers: dict[type[Exception] | int, Callable[..., Response]] = {HTTPException: refused, Exception: broken}
     return Starlette(
         routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[Middleware(Guard, config=config, gauges=gauges)]
     )
 
 
-def _refused(request: Request, error: HTTPException) -> Response:
+def refused(request: Request, error: HTTPException) -> Response:
+    """A request that no route takes, in the form of OpenAI's errors."""
     body = {"error": {"message": error.detail, "type": "invalid_request_error", "code": f"http_{error.status_code}", "param": None}}
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def _broken(request: Request, error: Exception) -> Response:
+def broken(request: Request, error: Exception) -> Response:
+    """A bug of ours, without what it said."""
     body = {"message": "an error of the server's own", "type": "server_error", "code": "internal", "param": None}
     return JSONResponse({"error": body}, 500)

@@ -1,9 +1,15 @@
-"""A client of `/v1/stream`: send a source, take what is written; cut off, it connects again and goes on where it was."""
+"""A client of `/v1/stream`: send a source, take what is written; cut off, it connects again and goes on where it was.
+
+A server that is killed takes its sessions with it. So the client keeps what it has sent: it opens another session, sends all of it
+again, and passes over what it was told before. What is written depends on what was sent alone, so that is the same, and is compared.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import itertools
 import json
 import queue
 import secrets
@@ -29,6 +35,16 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
 """Before connecting again: doubled each time, up to the longest."""
 REFUSED = {4400, 4403, 4404, 4409, 4410, 4413}
 """Closed so, the session cannot be gone on with."""
+KEEP = 256 * 2**20
+"""Bytes of source that are kept to be sent again: more than two hours of sound."""
+BATCH = 64
+"""Messages that are looked at together on their way out."""
+OLD_S = 0.25
+"""Sent again later than this, a message is said to be old."""
+
+
+class _LostError(Exception):
+    """The server has the session no longer."""
 
 
 class ServerError(ZendayaError):
@@ -55,6 +71,33 @@ class Caption:
         return self.event.text
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A message, and when it was first sent."""
+
+    number: int
+    message: str | bytes
+    posted_s: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of source."""
+        return len(self.message) - HEAD.size if isinstance(self.message, bytes) else 0
+
+
+class _Told:
+    """What a session has written: how much, and its digest. Times are left out: they depend on the clock."""
+
+    def __init__(self) -> None:
+        self.count, self.digest = 0, hashlib.sha256()
+
+    def add(self, event: Event) -> None:
+        """One more event."""
+        self.count += 1
+        what = (event.window, event.step, event.token, event.text, event.horizon, event.effective_horizon, event.last, event.schedule)
+        self.digest.update(repr(what).encode())
+
+
 class Client:
     """One session on a server. Use it as a context: leaving it lets the session go.
 
@@ -66,13 +109,14 @@ class Client:
             for caption in client.finish():
                 print(caption.text, end="")
 
-    A connection that is lost is made again for up to `patience_s`; what was sent meanwhile is kept and sent then. `num_resumes` and
+    A connection that is lost is made again for up to `patience_s`; what was sent meanwhile is kept and sent then. A session that the
+    server has lost is made again from all that was sent, as long as that is at most `keep` bytes. `num_resumes`, `num_rebuilds` and
     `buffered` tell how often that was, and how many bytes wait for the server.
     """
 
     def __init__(
         self, url: str = "ws://127.0.0.1:8765", *, key: str | None = None, source: Literal["audio", "features", "frames"] = "audio",
-        gamma: float | None = None, policy: str | None = None, patience_s: float = 60.0, **options: Any,
+        gamma: float | None = None, policy: str | None = None, patience_s: float = 60.0, keep: int = KEEP, **options: Any,
     ) -> None:  # fmt: skip
         try:
             import websockets  # noqa: F401
@@ -81,18 +125,24 @@ class Client:
         if not url.startswith(("ws://", "wss://")):
             raise ConfigError(f"a server's address begins with ws:// or wss://: got {url!r}")
         self.url, self.source, self.patience_s = url.rstrip("/"), source, patience_s
-        self.num_resumes = 0
+        self.num_resumes = self.num_rebuilds = 0
         self.opened: dict[str, Any] = {}
         """What the server said when it opened the session: its model, window and schedule."""
         self._key = key
-        self._name, self._token = secrets.token_hex(16), secrets.token_urlsafe(24)
-        self._hello = {"type": "open", "session": self._name, "token": self._token, "source": source, **options}
-        self._hello |= {name: value for name, value in (("gamma", gamma), ("policy", policy)) if value is not None}
+        self.reason = ""
+        """Why the server has ended the session, once it has: `end`, `idle`, `draining` or `too_long`."""
+        self._wish = {"type": "open", "source": source, **options}
+        self._wish |= {name: value for name, value in (("gamma", gamma), ("policy", policy)) if value is not None}
         self._number = 0
-        self._waiting = deque[tuple[int, str | bytes]]()
+        self._waiting = deque[_Sent]()
         """Messages that the server has not acknowledged."""
         self.buffered = 0
-        self._received = self._acknowledged = 0
+        self._kept: list[_Sent] | None = []
+        """All messages; None once they are too many."""
+        self._keep = keep
+        self._kept_bytes = self._sent = self._in_flight = 0
+        self._told = _Told()
+        self._begin()
         self._arrived = queue.SimpleQueue[Caption | ZendayaError | None]()
         self._over = False
         self._error: ZendayaError | None = None
@@ -155,6 +205,14 @@ class Client:
                 self._loop.call_soon_threadsafe(self._stop)
             self._thread.join()
 
+    def _begin(self) -> None:
+        """A session of its own name, of which nothing has come."""
+        self._name, self._token = secrets.token_hex(16), secrets.token_urlsafe(24)
+        self._is_open = False
+        self._received = self._acknowledged = 0
+        self._again = _Told()
+        """What this session has told; less than what was told in all while it catches up."""
+
     def _payload(self, values: Any) -> bytes:
         if self.source == "features":
             return values.astype("<f4").tobytes()
@@ -177,11 +235,16 @@ class Client:
         with self._room:
             self._room.wait_for(lambda: self._over or self.buffered + size <= self._limit or not self.buffered)
             if self._over:
-                raise self._error or ServerError("the session is over: open a new client", "over")
+                raise self._error or ServerError(f"the session is over ({self.reason or 'closed'}): open a new client", "over")
             self._number += 1
             numbered = HEAD.pack(self._number) + message if isinstance(message, bytes) else json.dumps({**message, "seq": self._number})
             self.buffered += size
-            self._waiting.append((self._number, numbered))
+            self._waiting.append(sent := _Sent(self._number, numbered, time.monotonic()))
+            self._kept_bytes += size
+            if self._kept is not None:
+                self._kept.append(sent)
+                if self._kept_bytes > self._keep:
+                    self._kept = None
         with contextlib.suppress(RuntimeError):  # it has ended meanwhile, and whoever asks for captions is told why
             self._loop.call_soon_threadsafe(self._more.set)
 
@@ -214,10 +277,10 @@ class Client:
         from websockets.typing import Subprotocol
 
         wait_s, lost_s = FIRST_WAIT_S, time.monotonic()
-        address = f"{self.url}/v1/stream?{urlencode({'session': self._name})}"
         headers = {"Authorization": f"Bearer {self._key}"} if self._key is not None else {}
         while True:
-            num_resumes = self.num_resumes
+            num_opened = self.num_resumes + self.num_rebuilds
+            address = f"{self.url}/v1/stream?{urlencode({'session': self._name})}"
             try:
                 async with connect(
                     address, additional_headers=headers, subprotocols=[Subprotocol("zendaya")], compression=None, max_size=None,
@@ -226,10 +289,14 @@ class Client:
                     try:
                         if await self._talk(connection):
                             return
-                    except (asyncio.CancelledError, ServerError):
+                    except (asyncio.CancelledError, ServerError, _LostError):
                         await connection.close()  # with a word: the server need not keep the session
                         raise
                 problem = "it was cut off"
+            except _LostError:
+                problem = "the server has lost the session"
+                if self._is_open:
+                    self._rebuild()
             except ConnectionClosed as closed:
                 if closed.rcvd is not None and closed.rcvd.code in REFUSED:
                     raise ServerError(f"the server closed the session: {closed.rcvd.reason}", closed.rcvd.reason) from None
@@ -243,7 +310,7 @@ class Client:
                 problem = str(error) or type(error).__name__
                 if not self.opened and isinstance(error, ConnectionRefusedError | socket.gaierror):
                     raise ServerError(f"{self.url}: nobody answers there: {problem}", "unreachable") from None
-            if self.num_resumes > num_resumes:
+            if self.num_resumes + self.num_rebuilds > num_opened:
                 wait_s, lost_s = FIRST_WAIT_S, time.monotonic()
             if time.monotonic() - lost_s > self.patience_s:
                 raise ServerError(f"{self.url}: not reached for {self.patience_s:g} s: {problem}", "unreachable")
@@ -252,8 +319,9 @@ class Client:
 
     async def _talk(self, connection: Any) -> bool:
         """One connection, until it is cut (False) or all has been said."""
-        resume = {"type": "resume", "session": self._name, "token": self._token, "received": self._received}
-        await connection.send(json.dumps(resume if self.opened else self._hello))
+        known = {"session": self._name, "token": self._token}
+        hello = {"type": "resume", **known, "received": self._received} if self._is_open else {**self._wish, **known}
+        await connection.send(json.dumps(hello))
         sender: asyncio.Task[None] | None = None
         try:
             async for text in connection:
@@ -266,6 +334,8 @@ class Client:
                     self._greeted.set()
                 elif sort == "ack":
                     self._forget(message["received"])
+                elif sort == "error" and message["code"] == "unknown_session":
+                    raise _LostError
                 elif sort == "error":
                     raise ServerError(message["message"], message["code"], message["field"])
                 elif message.get("seq") == self._received + 1:
@@ -287,29 +357,55 @@ class Client:
         """All that waits, from the first that was not acknowledged, and what comes then."""
         from websockets.exceptions import ConnectionClosed
 
-        sent = 0
+        self._sent = self._in_flight = 0
+        was_old = False
         with contextlib.suppress(ConnectionClosed):
             while True:
                 self._more.clear()
                 with self._room:
-                    ahead = [(number, message) for number, message in self._waiting if number > sent]
-                for number, message in ahead:
-                    await connection.send(message)
-                    sent = number
-                if not ahead:
+                    skip = max(0, self._sent + 1 - self._waiting[0].number) if self._waiting else 0
+                    ahead = list(itertools.islice(self._waiting, skip, skip + BATCH))
+                before = self._sent
+                for one in ahead:
+                    if self._in_flight and self._in_flight + one.size > self._limit:
+                        break
+                    ago_s = time.monotonic() - one.posted_s
+                    if was_old or ago_s > OLD_S:
+                        was_old = ago_s > OLD_S
+                        await connection.send(json.dumps({"type": "at", "ago_s": ago_s if was_old else 0.0}))
+                    self._sent, self._in_flight = one.number, self._in_flight + one.size
+                    await connection.send(one.message)
+                if self._sent == before:
                     await self._more.wait()
 
+    def _rebuild(self) -> None:
+        """Another session, which is sent all that was sent."""
+        with self._room:
+            if self._kept is None:
+                raise ServerError(
+                    f"{self.url}: the server has lost the session, and more than {self._keep} bytes were sent: too many to send again; "
+                    f"let keep be larger, or open a new client",
+                    "lost",
+                )
+            self._waiting = deque(self._kept)
+            self.buffered = self._kept_bytes
+        self._begin()
+
     def _was_opened(self, message: dict[str, Any]) -> None:
-        self.num_resumes += bool(self.opened)
+        self.num_resumes += self._is_open
+        self.num_rebuilds += not self._is_open and bool(self.opened)
+        self._is_open = True
         self.opened, self._limit = message, int(message["max_unread"])
 
     def _forget(self, received: int) -> None:
         """The server has the messages up to one."""
         with self._room:
-            while self._waiting and self._waiting[0][0] <= received:
-                _, message = self._waiting.popleft()
-                self.buffered -= len(message) - HEAD.size if isinstance(message, bytes) else 0
+            while self._waiting and self._waiting[0].number <= received:
+                one = self._waiting.popleft()
+                self.buffered -= one.size
+                self._in_flight -= one.size if one.number <= self._sent else 0
             self._room.notify_all()
+        self._more.set()
 
     def _take(self, message: dict[str, Any]) -> bool:
         """An event; True if it is the last."""
@@ -318,15 +414,36 @@ class Client:
             given = {"token": -1, "text": "", "effective_horizon": 0, "predicted_steps": 0, "last": False, **message}
             event = Event(**{field.name: given[field.name] for field in fields(Event) if field.name in given})
             beside = {name: given.get(name, 0.0) for name in ("spoken_s", "read_s", "policy_lag_s", "compute_lag_s", "exposure")}
-            self._arrived.put(Caption(event, **beside))
+            self._tell(Caption(event, **beside))
         elif sort == "refused":
             raise ServerError(message["message"], message["code"], message["field"])
         elif sort == "failed":
             raise ServerError(message["message"], message["code"])
         elif sort == "finished":
+            if self._again.count < self._told.count:
+                raise _different(self.url)
+            self.reason = message["reason"]
             self._arrived.put(None)
             return True
         return False
+
+    def _tell(self, caption: Caption) -> None:
+        """Hand a caption on; of a session that was made again, what is new, once the rest has been the same."""
+        new = self._again.count == self._told.count
+        self._again.add(caption.event)
+        if new:
+            self._told.add(caption.event)
+            self._arrived.put(caption)
+        elif self._again.count == self._told.count and self._again.digest.digest() != self._told.digest.digest():
+            raise _different(self.url)
+
+
+def _different(url: str) -> ServerError:
+    return ServerError(
+        f"{url}: the server has lost the session, and writes another text from the same source: open a new client "
+        f"(another model is served, or patience_s makes the text depend on the time)",
+        "different",
+    )
 
 
 def _reason(body: bytes | bytearray | None) -> str:

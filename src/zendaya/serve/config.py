@@ -46,10 +46,14 @@ class ServeConfig:
     """A session whose client is gone waits so long for it."""
     hello_s: float = 10.0
     """A client says what it wants within this time."""
+    idle_s: float = 600.0
+    """A client that is there and sends nothing for so long holds its seat no longer: its source ends."""
     slow_s: float = 20.0
     """A client that takes nothing for so long is cut off."""
     ping_s: float = 20.0
     """Between pings, and what an answer may take."""
+    wrong_key_s: float = 0.25
+    """The answer to a wrong key comes so much later, and those to one address one after the other."""
     drain_s: float = 30.0
     """After SIGTERM streams may go on so long; then their source ends, and all is written out."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -18,9 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zendaya.serve.config import ServeConfig, is_loopback
 from zendaya.serve.gauges import Gauges
+from zendaya.serve.server import RETRY_S
 
 LOG = logging.getLogger("zendaya.serve")
 COOKIE = "zendaya"
+MOST_WRONG = 32
+"""Wrong keys of one address that wait for their answer at the same time."""
 SUBPROTOCOL_KEY = "openai-insecure-api-key."
 """Before the key among the subprotocols a browser offers; the name is that of OpenAI's clients."""
 HEADERS = {
@@ -44,6 +48,8 @@ class Guard:
         self.app, self.config, self.gauges = app, config, gauges
         # What a browser carries instead of the key: known to this server alone, and void when it stops.
         self._pass = secrets.token_urlsafe(32)
+        self._wrong = dict[str, int]()
+        """Wrong keys of each address that wait for their answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or turn it away."""
@@ -67,18 +73,40 @@ class Guard:
             await send(message)
 
         how = self._key_of(scope, headers)
-        if how is None:
+        if how is None and self._shows_key(scope, headers) and not await self._slow_down(scope):
+            await self._deny(scope, receive, answered, 429, "too_many", "too many wrong keys at once: come back in a few seconds")
+        elif how is None:
             await self._deny(scope, receive, answered, 401, "unauthorized", "no key, or a wrong one: send Authorization: Bearer KEY")
         elif (problem := self._stranger(scope, headers)) is not None:
             await self._deny(scope, receive, answered, 403, "forbidden", problem)
         else:
             gives_cookie = how == "basic" and scope["type"] == "http"
             await self.app(scope, receive, answered)
-        where = scope["path"] if status not in (401, 403, 404) else "-"  # what strangers ask for is not written down
+        where = scope["path"] if status not in (401, 403, 404, 429) else "-"  # what strangers ask for is not written down
         LOG.info(
             "request", extra={"event": "request", "method": scope.get("method", "WEBSOCKET"), "path": where, "status": status,
             "ms": round(1000 * (time.perf_counter() - begun), 1)},
         )  # fmt: skip
+
+    async def _slow_down(self, scope: Scope) -> bool:
+        """Let who shows a wrong key wait, after all others of its address; False if there are too many. A right one is never kept waiting,
+        and who shows none is told at once that one is needed."""
+        address = (scope.get("client") or ("", 0))[0]
+        waiting = self._wrong.get(address, 0)
+        if waiting >= MOST_WRONG:
+            return False
+        self._wrong[address] = waiting + 1
+        try:
+            await asyncio.sleep(self.config.wrong_key_s * (waiting + 1))
+        finally:
+            self._wrong[address] -= 1
+            if not self._wrong[address]:
+                del self._wrong[address]
+        return True
+
+    @staticmethod
+    def _shows_key(scope: Scope, headers: dict[str, str]) -> bool:
+        return "authorization" in headers or any(name.startswith(SUBPROTOCOL_KEY) for name in scope.get("subprotocols", ()))
 
     def _key_of(self, scope: Scope, headers: dict[str, str]) -> str | None:
         """How a request shows the key; None if it does not. Every comparison takes the same time, whatever is wrong."""
@@ -140,6 +168,8 @@ class Guard:
             mode = dict(scope["headers"]).get(b"sec-fetch-mode", b"navigate")
             challenge = b'Basic realm="zendaya", charset="UTF-8"' if mode == b"navigate" else b'Bearer realm="zendaya"'
             headers.append((b"www-authenticate", challenge))
+        if status == 429:
+            headers.append((b"retry-after", str(RETRY_S).encode()))
         start: dict[str, Any] = {"type": f"{kind}.start", "status": status, "headers": headers}
         await send(start)
         await send({"type": f"{kind}.body", "body": body})

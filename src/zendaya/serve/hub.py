@@ -90,6 +90,8 @@ class Stream:
     window: int = 0
     """W, once it is opened."""
     clock: Clock = field(default_factory=Clock)
+    ago_s: float = 0.0
+    """How long ago came what is handed over now: more than 0 where a client sends again what a server has lost."""
     ended: bool = False
     closed: bool = False
     # Of the encoder's thread.
@@ -104,16 +106,17 @@ class Stream:
     """What to say once the session waits again."""
     _steps: int = 0
     _read: int = 0
+    _latest_s: float = 0.0
 
     def source(self, payload: bytes, number: int = 0) -> None:
         """More of the source; a FieldError where it cannot be."""
         seconds = self.intake.check(payload)
         if self.wish.timed:
-            self.clock.begin(seconds)
+            self.clock.begin(seconds + self.ago_s)
         self.unread += len(payload)
         self.source_s += seconds
         self.hub.gauges.source_s.inc(seconds)
-        now_s = self.clock() if self.wish.timed else None
+        now_s = self._now_s()
         parts = list(self.intake.pieces(payload)) or [b""]
         for part in parts[:-1]:
             self._put(_Op("source", now_s, payload=part))
@@ -148,7 +151,11 @@ class Stream:
             self.hub.drop(self)
 
     def _now_s(self) -> float | None:
-        return self.clock() if self.wish.timed else None
+        """When what is handed over came; it never goes back."""
+        if not self.wish.timed:
+            return None
+        self._latest_s = max(self._latest_s, self.clock() - self.ago_s)
+        return self._latest_s
 
     def _put(self, op: _Op) -> None:
         self.hub.put(self, op)

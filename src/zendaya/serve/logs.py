@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 FIELDS = (
     "event", "session", "source", "schedule", "num_events", "messages", "received", "number", "method", "path", "status", "ms", "reason",
-    "sessions", "within_s", "host", "port", "model", "engine",
+    "sessions", "within_s", "host", "port", "model", "engine", "replica",
 )  # fmt: skip
 """What may stand in a line beside its time, level and message: nothing gets in by accident."""
 

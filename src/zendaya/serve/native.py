@@ -64,6 +64,8 @@ class Kept:
     kind: Kind = "audio"
     received: int = 0
     """The last message taken into the session."""
+    heard_s: float = 0.0
+    """When that was, by the loop's clock; or when a connection began."""
     taken: int = 0
     """The last that has been read: up to here the client may forget."""
     sent: int = 0
@@ -315,6 +317,7 @@ class Native:
     async def _serve(self, line: Line, kept: Kept) -> None:
         """One connection of a session, until it is cut or all is said."""
         assert kept.stream is not None
+        kept.stream.ago_s, kept.heard_s = 0.0, asyncio.get_running_loop().time()
         config, served = self.server.config, self.server.served
         traits = kept.stream.intake.encoder.traits
         await line.send(
@@ -327,6 +330,7 @@ class Native:
         kept.changed.set()
         writer = asyncio.create_task(self._write(line, kept))
         reader = asyncio.create_task(self._read(line, kept))
+        watcher = asyncio.create_task(self._watch(kept))
         try:
             await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and writer.exception() is not None:
@@ -335,9 +339,15 @@ class Native:
                 if task.done():
                     task.result()
         finally:
-            for task in (writer, reader):
+            for task in (writer, reader, watcher):
                 task.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+            await asyncio.gather(writer, reader, watcher, return_exceptions=True)
+
+    async def _watch(self, kept: Kept) -> None:
+        """End the source of a client that is there and sends nothing of it."""
+        while (left_s := kept.heard_s + self.server.config.idle_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(left_s)
+        kept.end("idle")
 
     async def _write(self, line: Line, kept: Kept) -> None:
         """Events, and how far the client's messages were taken; closed once the last is acknowledged."""
@@ -386,7 +396,7 @@ class Native:
         if stream.unread + len(payload) > self.server.config.max_unread:
             limit = self.server.config.max_unread
             raise HangUpError(OVERRUN, "overrun", "seq", f"seq: more than {limit} bytes would wait to be read: wait for acknowledgements")
-        kept.received = number
+        kept.received, kept.heard_s = number, asyncio.get_running_loop().time()
         try:
             if stream.ended:
                 raise FieldError("seq", "seq: the source has ended: open a new session for more", "ended")
@@ -414,7 +424,7 @@ class Native:
 
     async def _take_text(self, line: Line, kept: Kept, text: str) -> None:
         message = fields.parse(text)
-        sort = fields.choice(message, "type", ("ack", "turn", "flush", "end", "ping"))
+        sort = fields.choice(message, "type", ("ack", "turn", "flush", "end", "ping", "at"))
         if sort == "ack":
             fields.known(message, ("type", "received"))
             kept.acknowledge(fields.whole(message, "received", 0))
@@ -423,12 +433,16 @@ class Native:
             fields.known(message, ("type", "id"))
             await line.send({"type": "pong", "id": fields.string(message, "id", "", longest=64)})
             return
+        stream = kept.stream
+        assert stream is not None
+        if sort == "at":
+            fields.known(message, ("type", "ago_s"))
+            stream.ago_s = fields.number(message, "ago_s", 0, 24 * 3600)
+            return
         number = fields.whole(message, "seq", 1, 2**64 - 1)
         if not self._is_next(kept, number):
             return
-        kept.received = number
-        stream = kept.stream
-        assert stream is not None
+        kept.received, kept.heard_s = number, asyncio.get_running_loop().time()
         try:
             if stream.ended:
                 raise FieldError("type", f"type: {sort} after the end: open a new session", "ended")

@@ -22,7 +22,7 @@ from zendaya.serve.feed import Feed, Prose, StreamFailedError
 from zendaya.serve.fields import FieldError, Message
 from zendaya.serve.hub import Wish
 from zendaya.serve.line import Line
-from zendaya.serve.native import refusal
+from zendaya.serve.native import NO_HELLO, refusal
 from zendaya.serve.server import Server
 
 LOG = logging.getLogger("zendaya.serve")
@@ -75,7 +75,7 @@ class Realtime:
     async def run(self) -> None:
         """Until the client leaves, or the server does and all is written."""
         await self.send("session.created", session=self.session)
-        while (text := await self.line.receive()) is not None:
+        while (text := await self._next()) is not None:
             event: Message = {}
             try:
                 if isinstance(text, bytes):
@@ -89,6 +89,20 @@ class Realtime:
                     "event_id": given[:512] if isinstance(given, str) else None,
                 }  # fmt: skip
                 await self.send("error", error=problem)
+
+    async def _next(self) -> str | bytes | None:
+        """The client's next message; who sends none for too long is told so, and the connection closed."""
+        idle_s = self.server.config.idle_s
+        try:
+            return await asyncio.wait_for(self.line.receive(), idle_s)
+        except asyncio.TimeoutError:
+            problem = {
+                "type": "invalid_request_error", "code": "idle", "message": f"event: none came for {idle_s:g} s", "param": "event",
+                "event_id": None,
+            }  # fmt: skip
+            await self.send("error", error=problem)
+            await self.line.close(NO_HELLO, "idle")
+            return None
 
     async def take(self, event: Message) -> None:
         """One event of the client."""

@@ -109,10 +109,13 @@ class _Talk:
         """Until the client leaves, or sends what cannot be read at all."""
         while True:
             try:
-                line = await self._reader.readline()
+                line = await asyncio.wait_for(self._reader.readline(), self.server.config.idle_s)
                 if not line:
                     return
                 sort, data, payload = await self._event(line)
+            except asyncio.TimeoutError:
+                await self.send("error", {"text": f"nothing came for {self.server.config.idle_s:g} s", "code": "idle"})
+                return
             except (FieldError, ValueError) as error:  # ValueError: a line without end
                 await self.send("error", {"text": str(error), "code": getattr(error, "code", "bad_line")})
                 return

@@ -24,6 +24,9 @@ class Running:
         wyoming = bind(self.config.host, 0) if self.config.wyoming_port is not None else None
         self.wyoming_port = wyoming.getsockname()[1] if wyoming is not None else None
         self.app = make_app(self.config, served, engine=engine, wyoming_socket=wyoming)
+        self._start(send_buffer)
+
+    def _start(self, send_buffer=None):
         self.listener = Listener(self.app, self.config)
         self._socket = bind(self.config.host, 0)
         if send_buffer is not None:  # connections inherit it

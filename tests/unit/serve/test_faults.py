@@ -1,13 +1,17 @@
 """The server under faults and nonsense, in small: the benchmark's own harness (benchmarks/serve.py has the large forms)."""
 
 import importlib.util
+import io
 import json
 import sys
+import wave
 from pathlib import Path
 
+import numpy as np
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from servers import serving, wait_for
 
@@ -56,16 +60,50 @@ def test_the_benchmark_itself(bench, capsys):
     assert json.loads(capsys.readouterr().out)["left"]["seats"] == 0
 
 
+def recording(samples=4000):
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(np.random.default_rng(1).integers(-9000, 9000, samples, np.int16).tobytes())
+    return data.getvalue()
+
+
+WAVE = recording()
+schemathesis.openapi.format(
+    "binary", st.one_of(st.just(WAVE), st.integers(0, len(WAVE)).map(lambda at: WAVE[:at]), st.just(recording(0)), st.binary())
+)
 TEXT = {"type": "string"}
+
+
+def of(*values):
+    """One of these, right and wrong; what else there is, schemathesis finds where it breaks the schema."""
+    return {"enum": list(values)}
+
+
 FORM = {
     "file": {"type": "string", "format": "binary"},
-    "model": TEXT,
-    "gamma": TEXT,
-    "response_format": TEXT,
-    "stream": TEXT,
-    "delay": TEXT,
+    "model": of("hearing", "hearing.", ""),
+    "gamma": {"anyOf": [of("0.5", "0", "nan", "1e400", "-1", "10.5"), TEXT]},
+    "response_format": of("json", "text", "srt", "vtt", "verbose_json", "xml"),
+    "stream": of("true", "false", "perhaps"),
+    "delay": of("low", "xhigh", "none"),
+    "timestamp_granularities[]": of("word", "segment", "letter"),
 }
-SEGMENT = {"content": {}, "finished": {}, "is_empty": {}, "data_type": {}, "sample_rate": {"enum": [16000, 8000, "x"]}}
+SEGMENT = {
+    "content": {
+        "anyOf": [
+            {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 1}, "maxItems": 50},
+            {"type": "array", "items": {"anyOf": [{"type": "number"}, TEXT]}},
+            {"type": "object"},
+        ]
+    },
+    "finished": of(True, False, None, 1),
+    "is_empty": of(True, False, None, 1),
+    "data_type": of("speech", "text", None),
+    "sample_rate": of(16_000, 8000, "x"),
+}
 
 
 def route(method, body=None, parameters=()):
@@ -87,20 +125,35 @@ SCHEMA = {
         "/page/{name}": route("get", parameters=[NAME]),
         "/reset": route("post"),
         "/output": route("get"),
-        "/input": route("put", {"application/json": {"schema": {"type": "object", "properties": SEGMENT}}}),
-        "/v1/audio/transcriptions": route("post", {"multipart/form-data": {"schema": {"type": "object", "properties": FORM}}}),
+        "/input": route("put", {"application/json": {"schema": {"type": "object", "properties": SEGMENT, "required": list(SEGMENT)}}}),
+        "/v1/audio/transcriptions": route(
+            "post", {"multipart/form-data": {"schema": {"type": "object", "properties": FORM, "required": ["file"]}}}
+        ),
     },
 }
 schema = schemathesis.openapi.from_dict(SCHEMA)
 
 
+@pytest.fixture(scope="module")
+def listening(hearing):
+    with serving(hearing, orphan_s=1.0) as one:
+        yield one
+
+
 @schema.parametrize()
-@settings(max_examples=15, phases=[Phase.generate], suppress_health_check=list(HealthCheck), deadline=None, derandomize=True)
-def test_no_request_is_answered_with_an_error_of_our_own(case, running):
-    answer = case.call(base_url=f"http://{running.host}")
+@settings(max_examples=200, phases=[Phase.generate], suppress_health_check=list(HealthCheck), deadline=None, derandomize=True)
+def test_no_request_is_answered_with_an_error_of_our_own_and_what_is_wrong_is_named(case, listening):
+    answer = case.call(base_url=f"http://{listening.host}")
     case.validate_response(answer, checks=[not_a_server_error])
     assert answer.status_code < 500
+    if answer.status_code >= 400:
+        error = answer.json()["error"]
+        assert error["message"]
+        assert error["code"]
+        if answer.status_code == 400:
+            assert error["message"].startswith(f"{error['param']}: ")
 
 
-def test_and_then_nothing_is_held(running):
-    wait_for(lambda: not running.server.seats and not len(running.server.hub))
+def test_and_then_nothing_is_held(listening):
+    wait_for(lambda: not listening.server.seats and not len(listening.server.hub))
+    assert listening.server.hub.alive

@@ -1,6 +1,9 @@
 """Who may come in, on every route and socket there is: with the key and from our own pages, or not at all."""
 
+import concurrent.futures
 import importlib.resources
+import socket
+import time
 
 import httpx
 import pytest
@@ -19,7 +22,7 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def running(tiny):
-    with serving(tiny, key=KEY, origins=("https://captions.example.org",)) as one:
+    with serving(tiny, key=KEY, origins=("https://captions.example.org",), wrong_key_s=0.0) as one:
         yield one
 
 
@@ -87,6 +90,42 @@ def test_every_route_and_socket_asks_for_the_key_and_the_origin(running, http):
             assert status not in refused, (where, origin, status)
         assert ask(running, method, path, BEARER, http)[0] not in (401, 500)
     assert running.server.gauges.rejections.labels("unauthorized")._value.get() > 0
+
+
+def test_wrong_keys_are_answered_one_after_the_other_and_nobody_else_waits(tiny, caplog):
+    with serving(tiny, key=KEY, wrong_key_s=0.05) as slow, concurrent.futures.ThreadPoolExecutor(48) as threads:
+
+        def guess(n):
+            headers = {"Authorization": f"Bearer wrong-{n}"}
+            status, _ = ask(slow, "WEBSOCKET" if n % 2 else "GET", "/v1/stream" if n % 2 else "/livez", headers)
+            return status, time.monotonic()
+
+        begun = time.monotonic()
+        guesses = [threads.submit(guess, n) for n in range(48)]
+        assert ask(slow, "GET", "/livez", BEARER)[0] == 200
+        assert ask(slow, "GET", "/livez", {})[0] == 401
+        answers = [guess.result() for guess in guesses]
+        assert {status for status, _ in answers} <= {401, 429}
+        assert max(at for status, at in answers if status == 401) - begun >= 0.05 * 5
+        for path in ("/v1/stream", "/livez"):  # who does not wait for the answer
+            with socket.create_connection(("127.0.0.1", slow.port)) as raw:
+                upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+                raw.sendall(
+                    f"GET {path} HTTP/1.1\r\nHost: {slow.host}\r\n{upgrade if path != '/livez' else ''}Sec-WebSocket-Version: 13\r\n"
+                    "Authorization: Bearer no\r\n\r\n".encode()
+                )
+        time.sleep(0.3)
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert ask(slow, "GET", "/livez", BEARER)[0] == 200
+
+
+def test_too_many_wrong_keys_at_once_are_told_so(tiny, monkeypatch):
+    monkeypatch.setattr("zendaya.serve.guard.MOST_WRONG", 0)
+    with serving(tiny, key=KEY) as running:
+        for method, path in (("GET", "/livez"), ("WEBSOCKET", "/v1/stream")):
+            status, headers = ask(running, method, path, {"Authorization": "Bearer wrong"})
+            assert (status, headers["Retry-After"]) == (429, "5")
+            assert ask(running, method, path, BEARER)[0] in (101, 200)
 
 
 def test_a_browser_shows_the_key_once_and_then_a_cookie(running):

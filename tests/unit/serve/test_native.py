@@ -315,6 +315,29 @@ def test_who_says_nothing_is_not_waited_for(tiny):
         wait_for(lambda: not running.server.seats)
 
 
+def test_who_is_there_and_sends_nothing_holds_its_seat_no_longer(tiny):
+    with serving(tiny, idle_s=0.5, slow_s=0.3, orphan_s=0.2) as running:
+        silent, wire = (Wire(running, {"type": "open", "gamma": 0.5}) for _ in range(2))
+        client = Client(f"ws://{running.host}", source="features")
+        for first in range(0, 60, 6):  # who sends is not silent, however long it takes
+            wire.source(rows(1)[first : first + 6].tobytes())
+            if first < 24:
+                silent.tell({"type": "ping", "id": "here"})  # that it is there is not enough
+            time.sleep(0.12)
+        last = silent.until("finished")
+        assert last["reason"] == "idle"
+        with pytest.raises(ConnectionClosed) as closed:
+            silent.until("more")
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "finished")
+        assert list(client.captions()) == []
+        wait_for(lambda: client.reason == "idle")
+        wait_for(lambda: client._over)
+        with pytest.raises(ZendayaError, match=r"the session is over \(idle\)"):
+            client.send(rows(1))
+        assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
+        wait_for(lambda: not running.server.seats)
+
+
 def test_a_session_whose_client_is_gone_is_kept_for_a_time_and_no_longer(tiny):
     with serving(tiny, orphan_s=0.3) as running:
         wire = Wire(running, {"type": "open"})
@@ -510,3 +533,77 @@ def test_a_wait_k_has_the_stride_of_the_run_that_is_served(tmp_path):
         "wait-k=3,stride=1.0",
         "gamma=0.5",
     ]
+
+
+def test_what_a_server_has_lost_is_sent_again_and_nothing_is_told_twice(tiny):
+    values = rows(8, 90)
+    session, expected = tiny.model.open(PowerLaw(0.7)), []
+    for first in range(0, 90, 6):
+        expected += session.push(values[first : first + 6])
+        if first == 30:
+            session.set_schedule(PowerLaw(0.2))
+        if first == 60:
+            expected += session.cut()
+    expected += session.finish()
+    with serving(tiny, max_unread=2000) as running:  # of 5760 bytes: sending again waits for acknowledgements too
+        with Client(f"ws://{running.host}", source="features", gamma=0.7) as client:
+            found, begun = [], time.monotonic()
+            for first in range(0, 90, 6):
+                client.send(values[first : first + 6])
+                if first == 30:
+                    client.turn(0.2)
+                if first == 60:
+                    client.flush()
+                if first in (12, 36, 66, 84):
+                    lose(running)
+                if first == 66:
+                    time.sleep(1.2)
+                found += client.captions()
+            found += client.finish()
+            took_s = time.monotonic() - begun
+            assert client.num_rebuilds == 4
+            assert client.buffered == 0
+        assert of_session([caption.event for caption in found]) == of_session(expected)
+        assert [caption.event.schedule for caption in found if caption.event.schedule] == ["gamma=0.2"]
+        times = [caption.event.arrival_s for caption in found]
+        assert times == pytest.approx(sorted(times), abs=0.3)
+        assert times[-1] <= 2.0 + took_s  # what was sent again counts from when it first was: its first 6 rows lasted 2 s
+        assert found[-1].event.emission_s >= 2.0 + 1.2
+        wait_for(lambda: not running.server.seats)
+
+
+def lose(running):
+    """Let the server forget its sessions, and cut their connections."""
+
+    def forget():
+        for kept in list(running.sessions.values()):
+            running.app.state.native.forget(kept)
+        for connection in list(running.listener.server_state.connections):
+            connection.transport.abort()
+
+    running.call(forget)
+    wait_for(lambda: not running.sessions)
+
+
+def test_a_client_says_when_it_cannot_send_all_again_or_the_text_is_another(tiny):
+    with serving(tiny) as running:
+        with Client(f"ws://{running.host}", source="features", keep=1000) as client:
+            client.send(rows(1))
+            lose(running)
+            with pytest.raises(ZendayaError, match="more than 1000 bytes were sent"):
+                list(client.finish())
+        with Client(f"ws://{running.host}", source="features", gamma=0.5) as client:
+            client.send(rows(1))
+            wait_for(lambda: client._told.count > 3)
+            client._told.digest.update(b"another")
+            lose(running)
+            with pytest.raises(ZendayaError, match="writes another text"):
+                list(client.finish())
+
+
+@pytest.mark.parametrize("ago_s", [-1, 1e9, "x", True])
+def test_what_came_cannot_have_come_later_or_before_all_time(running, ago_s):
+    wire = Wire(running, {"type": "open"})
+    wire.tell({"type": "at", "ago_s": ago_s})
+    assert wire.until("error")["field"] == "ago_s"
+    wire.end()
