@@ -240,8 +240,8 @@ def live(plan: Plan, engine: NativeEngine, model: Model, count: int) -> LiveResu
     tokens_TE = torch.randn(4 * window, model.config.decoder.source_dim, generator=torch.Generator().manual_seed(plan.seed))
     scheduler = Scheduler(engine)
     sessions = [scheduler.add(model.open(PowerLaw(1), steps=model.config.max_steps, engine=engine)) for _ in range(count)]
-    at = rng.integers(0, window, count)
-    for place, session in enumerate(sessions):  # each somewhere in its window already
+    at = window + rng.integers(0, window, count)
+    for place, session in enumerate(sessions):  # each somewhere in its second window already: from now on there is always history
         session.push(tokens_TE[: at[place]], 0.0)
     for _ in scheduler.run():
         pass
