@@ -335,7 +335,7 @@ def bytes_per_token(decoder: Decoder, precision: Precision, *, source: int, rows
     inner = config.heads * config.head_dim
     weights = config.layers * (6 * inner * config.dim + 2 * config.dim * config.ffn_dim) + config.vocab_size * config.dim
     memory = 2 * config.layers * inner * (source + rows)
-    return weights * (1 if precision == "int8" else 4) + memory * (2 if precision == "int8" else 4)
+    return weights + memory * (1 + 4 / config.head_dim) if precision == "int8" else 4 * (weights + memory)  # keys and values have scales
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -157,8 +157,8 @@ class NativeEngine:
     """A decoder's weights, packed for this processor, and the threads that compute with them.
 
     The weights are copied: what the decoder learns later, this engine does not know. In int8 every matrix is bytes with a scale a row,
-    activations are quantised token by token, and keys and values are bfloat16. What a stream gets is the same to the bit whatever
-    streams are computed with it, with any number of threads.
+    activations are quantised token by token, and keys and values are bytes with a scale each. What a stream gets is the same to the bit
+    whatever streams are computed with it, with any number of threads.
     """
 
     def __init__(

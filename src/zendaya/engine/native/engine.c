@@ -27,15 +27,17 @@ typedef struct {
     norm around;
 } layer;
 
-/* Keys and values of some layers: keys [layer][head][panel][head_dim][PANEL], values [layer][head][position][padded head_dim]. */
+/* Keys and values of some layers: keys [layer][head][panel][head_dim][PANEL], values [layer][head][position][padded head_dim]; of bytes,
+   also the scales of keys and of values [layer][head][position]. */
 typedef struct {
     int layers, capacity, most;
     char *keys, *values;
+    float *key_scales, *value_scales;
 } store_kv;
 
 struct stream {
     int rows, source, heads, width; /* width: of a head */
-    size_t size;                    /* of an element: 2 for bfloat16, 4 for float */
+    size_t size;                    /* of an element: 1 for a byte, 4 for a float */
     int unreadable;                 /* its source layers have met an unreadable token */
     int marked;                     /* in the call under way */
     store_kv text, cross, context;
@@ -66,7 +68,7 @@ struct model {
     uint8_t *silent, *readable;
 };
 
-static size_t desk_size(const model *m) { return QUERIES * (m->scores + 2 * m->padded_width) + LINE; }
+static size_t desk_size(const model *m) { return QUERIES * (2 * m->scores + 2 * m->padded_width) + LINE; }
 
 static void *take(model *m, size_t size) {
     void **taken = realloc(m->taken, (m->num_taken + 1) * sizeof *taken);
@@ -369,34 +371,53 @@ static char *values_at(const stream *s, const store_kv *kv, int layer, int head)
     return kv->values + ((size_t)layer * s->heads + head) * kv->capacity * padded(s) * s->size;
 }
 
+static held held_at(const stream *s, const store_kv *kv, int layer, int head) {
+    const size_t at = ((size_t)layer * s->heads + head) * kv->capacity;
+    held found = {.keys = keys_at(s, kv, layer, head), .values = values_at(s, kv, layer, head)};
+    if (s->size == 1) found.key_scale = kv->key_scales + at, found.value_scale = kv->value_scales + at;
+    return found;
+}
+
+static void drop(store_kv *kv) {
+    memory_free(kv->keys), memory_free(kv->values), memory_free(kv->key_scales), memory_free(kv->value_scales);
+}
+
+/* Copy what a head holds from one store to another of at least its capacity. */
+static void copy_head(const stream *s, store_kv *to, const store_kv *from, int layer, int head) {
+    const size_t at = (size_t)layer * s->heads + head, many = from->capacity;
+    memcpy(keys_at(s, to, layer, head), keys_at(s, from, layer, head), many * s->width * s->size);
+    memcpy(values_at(s, to, layer, head), values_at(s, from, layer, head), many * padded(s) * s->size);
+    if (s->size > 1) return;
+    memcpy(to->key_scales + at * to->capacity, from->key_scales + at * many, many * sizeof(float));
+    memcpy(to->value_scales + at * to->capacity, from->value_scales + at * many, many * sizeof(float));
+}
+
 /* Room for so many positions: it doubles, so that memory follows what was read, and what is there is moved. */
 static int grow(stream *s, store_kv *kv, int needed) {
     if (needed <= kv->capacity || !kv->layers) return 1;
     int capacity = 2 * kv->capacity > needed ? 2 * kv->capacity : needed;
     if (capacity > kv->most) capacity = kv->most;
-    store_kv new = *kv;
-    new.capacity = (int)round_up(capacity, 2 * PANEL);
-    const size_t heads = (size_t)kv->layers * s->heads;
-    new.keys = memory_new(heads * new.capacity * s->width * s->size), new.values = memory_new(heads * new.capacity * padded(s) * s->size);
-    if (!new.keys || !new.values) {
-        memory_free(new.keys), memory_free(new.values);
+    store_kv new = {.layers = kv->layers, .capacity = (int)round_up(capacity, 2 * PANEL), .most = kv->most};
+    const size_t positions = (size_t)kv->layers * s->heads * new.capacity;
+    new.keys = memory_new(positions * s->width * s->size), new.values = memory_new(positions * padded(s) * s->size);
+    if (s->size == 1) new.key_scales = memory_new(positions * sizeof(float)), new.value_scales = memory_new(positions * sizeof(float));
+    if (!new.keys || !new.values || (s->size == 1 && (!new.key_scales || !new.value_scales))) {
+        drop(&new);
         return 0;
     }
     for (int l = 0; kv->capacity && l < kv->layers; l++)
-        for (int h = 0; h < s->heads; h++) {
-            memcpy(keys_at(s, &new, l, h), keys_at(s, kv, l, h), (size_t)kv->capacity * s->width * s->size);
-            memcpy(values_at(s, &new, l, h), values_at(s, kv, l, h), (size_t)kv->capacity * padded(s) * s->size);
-        }
-    memory_free(kv->keys), memory_free(kv->values);
+        for (int h = 0; h < s->heads; h++) copy_head(s, &new, kv, l, h);
+    drop(kv);
     *kv = new;
     return 1;
 }
 
 static void put(const kernels *by, const stream *s, const store_kv *kv, int layer, int head, int position, const float *k, const float *v) {
     const size_t panel = (size_t)(position / PANEL) * s->width * PANEL + position % PANEL, row = position * padded(s);
-    if (s->size == 2) {
-        uint16_t *keys = (uint16_t *)keys_at(s, kv, layer, head) + panel, *values = (uint16_t *)values_at(s, kv, layer, head) + row;
-        by->halve(k, v, s->width, keys, values);
+    if (s->size == 1) {
+        const size_t at = ((size_t)layer * s->heads + head) * kv->capacity + position;
+        int8_t *keys = (int8_t *)keys_at(s, kv, layer, head) + panel, *values = (int8_t *)values_at(s, kv, layer, head) + row;
+        by->shrink(k, v, s->width, keys, values, kv->key_scales + at, kv->value_scales + at);
     } else {
         float *keys = (float *)keys_at(s, kv, layer, head) + panel, *values = (float *)values_at(s, kv, layer, head) + row;
         for (int d = 0; d < s->width; d++) keys[d * PANEL] = k[d];
@@ -407,7 +428,7 @@ static void put(const kernels *by, const stream *s, const store_kv *kv, int laye
 stream *zendaya_stream_new(const model *m) {
     stream *s = calloc(1, sizeof *s);
     if (!s) return NULL;
-    s->heads = m->shape.heads, s->width = m->shape.head_dim, s->size = m->int8 ? 2 : 4;
+    s->heads = m->shape.heads, s->width = m->shape.head_dim, s->size = m->int8 ? 1 : 4;
     s->text = (store_kv){.layers = m->shape.layers, .most = m->shape.max_rows};
     s->cross = (store_kv){.layers = m->shape.layers, .most = m->shape.max_source};
     s->context = (store_kv){.layers = m->shape.source_layers, .most = m->shape.max_source};
@@ -417,7 +438,7 @@ stream *zendaya_stream_new(const model *m) {
 void zendaya_stream_free(stream *s) {
     if (!s) return;
     store_kv *all[] = {&s->text, &s->cross, &s->context};
-    for (int i = 0; i < 3; i++) memory_free(all[i]->keys), memory_free(all[i]->values);
+    for (int i = 0; i < 3; i++) drop(all[i]);
     free(s);
 }
 
@@ -427,15 +448,12 @@ stream *zendaya_stream_clone(const model *m, const stream *s) {
     const store_kv *from[] = {&s->text, &s->cross, &s->context};
     store_kv *to[] = {&c->text, &c->cross, &c->context};
     for (int i = 0; i < 3; i++) {
-        const size_t heads = (size_t)from[i]->layers * s->heads * from[i]->capacity;
-        if (!grow(c, to[i], from[i]->capacity) || to[i]->capacity != from[i]->capacity) {
+        if (!grow(c, to[i], from[i]->capacity)) {
             zendaya_stream_free(c);
             return NULL;
         }
-        if (heads) {
-            memcpy(to[i]->keys, from[i]->keys, heads * s->width * s->size);
-            memcpy(to[i]->values, from[i]->values, heads * padded(s) * s->size);
-        }
+        for (int l = 0; from[i]->capacity && l < from[i]->layers; l++)
+            for (int h = 0; h < s->heads; h++) copy_head(s, to[i], from[i], l, h);
     }
     c->rows = s->rows, c->source = s->source, c->unreadable = s->unreadable;
     return c;
@@ -448,7 +466,8 @@ int64_t zendaya_stream_bytes(const model *m, const stream *s) {
     int64_t positions = 0;
     const store_kv *all[] = {&s->text, &s->cross, &s->context};
     for (int i = 0; i < 3; i++) positions += (int64_t)all[i]->layers * all[i]->capacity;
-    return positions * m->shape.heads * (int64_t)(s->width + padded(s)) * (int64_t)s->size;
+    const size_t scales = s->size == 1 ? 2 * sizeof(float) : 0;
+    return positions * m->shape.heads * (int64_t)((s->width + padded(s)) * s->size + scales);
 }
 
 int zendaya_stream_keep(stream *s, int rows) {
@@ -514,7 +533,7 @@ typedef struct { float *scores, *q, *y; } desk;
 
 static desk desk_of(const model *m, int worker) {
     float *own = m->scratch + worker * desk_size(m);
-    return (desk){own, own + QUERIES * m->scores, own + QUERIES * (m->scores + m->padded_width)};
+    return (desk){own, own + QUERIES * 2 * m->scores, own + QUERIES * (2 * m->scores + m->padded_width)};
 }
 
 /* Attention's pieces of work: some heads of a stream, fewer where there are few streams to share out. */
@@ -546,6 +565,7 @@ static void attend(
     const model *m = j->m;
     const int width = m->shape.head_dim;
     const float scale = 1.0f / sqrtf((float)width);
+    const held over = held_at(s, kv, layer, head);
     for (int done = 0, now; done < rows; done += now) {
         now = rows - done >= QUERIES && !j->gaze ? QUERIES : 1;
         for (int i = 0; i < now; i++) {
@@ -553,8 +573,7 @@ static void attend(
             for (int n = 0; n < width; n++) d->q[i * m->padded_width + n] = q[n] * scale;
         }
         m->k->attend(
-            d->q, m->padded_width, now, keys_at(s, kv, layer, head), values_at(s, kv, layer, head), next, s->size == 2, length + done * more, more,
-            width, d->scores, m->scores, d->y, m->padded_width);
+            d->q, m->padded_width, now, &over, next, length + done * more, more, width, d->scores, m->scores, d->y, m->padded_width);
         for (int i = 0; i < now; i++)
             memcpy(row_of(m->attended, row + done + i, m->longest) + head * width, d->y + i * m->padded_width, width * sizeof *d->y);
     }

@@ -45,6 +45,13 @@ typedef struct {
     const uint8_t *silent;
 } output;
 
+/* Keys and values of a head: keys in panels of PANEL positions, [width][PANEL], values [position][padded width]; floats, or bytes with the
+   scales of each position. */
+typedef struct {
+    const void *keys, *values;
+    const float *key_scale, *value_scale; /* NULL: floats */
+} held;
+
 typedef struct {
     const char *name;
     /* Outputs of panels first … last - 1, for all rows. Each panel is fetched while the one before is multiplied, which takes as long
@@ -55,27 +62,21 @@ typedef struct {
     /* Signed bytes of a row, its scale, zero point and sum; its range, 0 included, has all the bytes, which what an activation leaves above
        0 would have half of. A row that is not finite gets the scale NaN. `padded` is n rounded up to 4 or more. */
     void (*quantise)(const float *x, int n, size_t padded, int8_t *y, float *scale, float *zero, int32_t *sum);
-    /* Attention of at most QUERIES queries, the first over `length` positions, each of the others over `more` than the one before it; keys
-       in panels of PANEL positions, [width][PANEL], values [position][padded width]. `scores` has `room` for each query, and keeps the
-       weights where there is one. Nothing at or beyond a query's length reaches its `out`, whose bits do not depend on the others. `next` are the
-       keys that will be wanted after these, about as many, or NULL: they are fetched meanwhile. */
+    /* Attention of at most QUERIES queries, the first over `length` positions, each of the others over `more` than the one before it. Of
+       `room` each, `scores` has two for a query; where there is one query, it keeps its weights. Nothing at or beyond a query's length
+       reaches its `out`, whose bits do not depend on the others. `next` are the keys that will be wanted after these, about as many, or
+       NULL: they are fetched meanwhile. */
     void (*attend)(
-        const float *q, size_t q_stride, int queries, const void *keys, const void *values, const void *next, int half, int length, int more,
-        int width, float *scores, size_t room, float *out, size_t out_stride);
-    /* A position's key and value as bfloat16: the key down a column of its panel, the value along. */
-    void (*halve)(const float *k, const float *v, int width, uint16_t *keys, uint16_t *values);
+        const float *q, size_t q_stride, int queries, const held *over, const void *next, int length, int more, int width, float *scores,
+        size_t room, float *out, size_t out_stride);
+    /* A position's key and value as bytes with a scale each: the key down a column of its panel, the value along. What is not finite gets
+       the scale NaN. */
+    void (*shrink)(const float *k, const float *v, int width, int8_t *keys, int8_t *values, float *key_scale, float *value_scale);
 } kernels;
 
 extern const kernels portable_kernels;
 #if defined(__x86_64__)
 extern const kernels avx2_kernels, avx512_kernels, vnni_kernels;
 #endif
-
-/* bfloat16: the upper half of a float, rounded to even; a NaN stays one. */
-static inline uint16_t to_half(float x) {
-    union { float f; uint32_t u; } v = {x};
-    if ((v.u & 0x7fffffff) > 0x7f800000) return (uint16_t)(v.u >> 16 | 0x40);
-    return (uint16_t)((v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
-}
 
 #endif

@@ -21,17 +21,8 @@ INLINE void fetch_near(const void *p) { __builtin_prefetch(p, 0, 2); } /* not in
 typedef __m512 vf;
 
 INLINE vf load(const float *p) { return _mm512_loadu_ps(p); }
-INLINE vf load_half(const uint16_t *p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16));
-}
+INLINE vf load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p))); }
 INLINE void store(float *p, vf a) { _mm512_storeu_ps(p, a); }
-INLINE void store_half(uint16_t *p, vf a) { /* as to_half */
-    const __m512i u = _mm512_castps_si512(a), upper = _mm512_srli_epi32(u, 16);
-    const __m512i even = _mm512_add_epi32(_mm512_and_si512(upper, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, even), 16);
-    const __m512i nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
-    _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), rounded, nan)));
-}
 INLINE vf all(float a) { return _mm512_set1_ps(a); }
 INLINE vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
@@ -110,10 +101,8 @@ typedef struct { __m256 a, b; } vf;
 
 #define EACH(f, x, y) ((vf){f((x).a, (y).a), f((x).b, (y).b)})
 INLINE vf load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-INLINE __m256 eight_halves(const uint16_t *p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
-}
-INLINE vf load_half(const uint16_t *p) { return (vf){eight_halves(p), eight_halves(p + 8)}; }
+INLINE __m256 eight_bytes(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p))); }
+INLINE vf load_i8(const int8_t *p) { return (vf){eight_bytes(p), eight_bytes(p + 8)}; }
 INLINE void store(float *p, vf x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
 INLINE vf all(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 INLINE vf add(vf x, vf y) { return EACH(_mm256_add_ps, x, y); }
@@ -182,13 +171,7 @@ typedef struct { float x[16]; } vf;
 
 #define LANES for (int i = 0; i < 16; i++)
 INLINE vf load(const float *p) { vf r; memcpy(r.x, p, sizeof r.x); return r; }
-INLINE vf load_half(const uint16_t *p) {
-    vf r;
-    uint32_t u[16];
-    LANES u[i] = (uint32_t)p[i] << 16;
-    memcpy(r.x, u, sizeof r.x);
-    return r;
-}
+INLINE vf load_i8(const int8_t *p) { vf r; LANES r.x[i] = p[i]; return r; }
 INLINE void store(float *p, vf a) { memcpy(p, a.x, sizeof a.x); }
 INLINE vf all(float a) { vf r; LANES r.x[i] = a; return r; }
 INLINE vf add(vf a, vf b) { LANES a.x[i] += b.x[i]; return a; }
@@ -233,14 +216,6 @@ INLINE vf sums(dots a, int32_t less) { vf r; LANES r.x[i] = (float)(a.a[i] - les
 #define STREAM 1
 #define ROW_CASES TWO
 
-#endif
-
-#if !defined(USE_AVX512)
-INLINE void store_half(uint16_t *p, vf a) {
-    float x[16];
-    store(x, a);
-    for (int i = 0; i < 16; i++) p[i] = to_half(x[i]);
-}
 #endif
 
 INLINE float total(vf a) {
