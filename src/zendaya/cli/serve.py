@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from zendaya.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from zendaya.serve.config import ServeConfig
+
+
+class Serve(TyperCommand):
+    """The command, to which `--ray` alone is `--ray local`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As every command's."""
+        words = list[str]()
+        for word, after in itertools.zip_longest(args, args[1:], fillvalue="-"):
+            words += [word, "local"] if word == "--ray" and after.startswith("-") else [word]
+        return super().parse_args(ctx, words)
 
 
 def serve(
@@ -27,7 +40,8 @@ def serve(
     gamma: Annotated[float, typer.Option(help="The dial of clients that do not say.")] = 0.5,
     drain: Annotated[float, typer.Option(help="Seconds that streams may go on after SIGTERM.")] = 30.0,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Replicas on a Ray cluster: host:port, auto, or local for one of this machine.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Replicas on a Ray cluster: host:port, auto, or local (or nothing) for one of this machine."),
     ] = None,
     replicas: Annotated[
         str | None, typer.Option(metavar="N|MIN:MAX", help="With --ray: how many, 2 if not given; MIN:MAX follows the sessions.")
@@ -55,7 +69,7 @@ def serve(
         _serve_on_ray(config, model, encoder, ray, replicas)
         return
     if replicas is not None:
-        raise ConfigError("--replicas is for a server on a Ray cluster: give --ray too, as --ray local")
+        raise ConfigError("--replicas is for a server on a Ray cluster: give --ray too")
     with contextlib.ExitStack() as stack:
         # What cannot be listened on is said before a model is loaded.
         http = stack.enter_context(bind(host, port))

@@ -277,6 +277,8 @@ def test_sigterm_delivers_all_and_takes_ray_with_it(ray, tiny):
         (["--ray", "local", "--replicas", "0"], "--replicas is a number"),
         (["--ray", "local", "--replicas", "3:2"], "--replicas is a number"),
         (["--ray", "local", "--wyoming-port", "0"], "--wyoming-port is for a server without --ray"),
+        (["--ray", "--wyoming-port", "0"], "--wyoming-port is for a server without --ray"),
+        (["--wyoming-port", "0", "--ray"], "--wyoming-port is for a server without --ray"),
         (["--ray", "local", "--host", "0.0.0.0"], "--api-key-file"),
         pytest.param(["--ray", "127.0.0.1:1", "--encoder", "features"], "no Ray cluster at 127.0.0.1:1", marks=needs_ray),
     ],
