@@ -62,7 +62,7 @@ struct model {
     size_t wide;    /* floats of a row of `products` */
     size_t longest; /* inputs of the widest product, rounded up */
     size_t scores;  /* of a query at most, rounded up */
-    float *x, *normed, *products, *attended, *scale, *zero, *scratch;
+    float *x, *y, *normed, *products, *attended, *scale, *zero, *scratch;
     int8_t *bytes;
     int32_t *sum, *stream_of;
     uint8_t *silent, *readable;
@@ -327,9 +327,11 @@ model *zendaya_model_new(
 }
 
 static void free_room(model *m) {
-    void *all[] = {m->x, m->normed, m->products, m->attended, m->scale, m->zero, m->bytes, m->sum, m->stream_of, m->silent, m->readable};
+    void *all[] = {
+        m->x, m->y, m->normed, m->products, m->attended, m->scale, m->zero, m->bytes, m->sum, m->stream_of, m->silent, m->readable,
+    };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
-    m->x = m->normed = m->products = m->attended = m->scale = m->zero = NULL;
+    m->x = m->y = m->normed = m->products = m->attended = m->scale = m->zero = NULL;
     m->bytes = NULL, m->sum = m->stream_of = NULL, m->silent = m->readable = NULL;
     m->room = 0;
 }
@@ -348,13 +350,15 @@ static int make_room(model *m, int rows) {
     if (rows <= m->room) return 1;
     free_room(m);
     const size_t n = round_up(rows, PANEL);
-    m->x = memory_new(n * m->dim * sizeof(float)), m->normed = memory_new(n * m->longest * sizeof(float));
+    m->x = memory_new(n * m->dim * sizeof(float)), m->y = memory_new(n * m->dim * sizeof(float));
+    m->normed = memory_new(n * m->longest * sizeof(float));
     m->products = memory_new(n * m->wide * sizeof(float)), m->attended = memory_new(n * m->longest * sizeof(float));
-    m->scale = memory_new(n * sizeof(float)), m->zero = memory_new(n * sizeof(float)), m->bytes = memory_new(n * m->longest), m->sum = memory_new(n * sizeof(int32_t));
+    m->scale = memory_new(n * sizeof(float)), m->zero = memory_new(n * sizeof(float)), m->sum = memory_new(n * sizeof(int32_t));
+    m->bytes = memory_new(n * m->longest);
     m->stream_of = memory_new(n * sizeof(int32_t)), m->silent = memory_new(n), m->readable = memory_new(n);
     m->room = (int)n;
-    if (m->x && m->normed && m->products && m->attended && m->scale && m->zero && m->bytes && m->sum && m->stream_of && m->silent && m->readable)
-        return 1;
+    const int some = m->x && m->y && m->normed && m->products && m->attended && m->scale && m->zero;
+    if (some && m->bytes && m->sum && m->stream_of && m->silent && m->readable) return 1;
     free_room(m);
     return 0;
 }
@@ -488,7 +492,8 @@ typedef struct {
     const float *source;
     float *logits, *gaze;
     const int32_t *first; /* each stream's first row; then 0, 1, … and as many ones, for when a stream has one row each */
-    place at;       /* each thread has a copy of the job with its own */
+    float *x, *y; /* the rows, and where the next block leaves them: a thread that comes late may still be reading the ones before */
+    place at;     /* each thread has a copy of the job with its own */
 } job;
 
 static float *row_of(float *rows, int r, size_t stride) { return rows + (size_t)r * stride; }
@@ -500,19 +505,26 @@ static void unpack(const matrix *x, int n, float *to) {
                        : (x->u8[((panel * x->groups + k / 4) * PANEL + lane) * 4 + k % 4] - 128) * x->scale[n];
 }
 
-/* Rows as what a product takes: normed if a norm is given, into the same place if `keep`; in int8 as bytes. */
+static void prepare_row(const model *m, const norm *n, const float *x, float *y, int width, const input *in, int r) {
+    if (n) m->k->normalise(x, n->weight, n->bias, y, width);
+    if (m->int8) m->k->quantise(y, width, round_up(width, 4), in->i8 + r * m->longest, in->scale + r, in->zero + r, in->sum + r);
+}
+
+/* Rows as what a product takes: normed if a norm is given, into the same place if `keep`; in int8 as bytes. A single row each thread
+   prepares for itself, and none waits; it is not kept then, and whoever adds to it has it from the input. */
 static input prepare(job *j, const norm *n, float *x, size_t stride, int width, int keep, int rows) {
     const model *m = j->m;
-    float *y = n && !keep ? m->normed : x;
-    const size_t stride_y = n && !keep ? m->longest : stride;
-    input in = {.rows = rows, .stride = stride_y, .f32 = y, .stride_i8 = m->longest, .i8 = m->bytes, .scale = m->scale, .zero = m->zero,
-                .sum = m->sum};
+    const int own = rows == 1 ? j->at.worker : 0, apart = n && (!keep || rows == 1);
+    float *y = apart ? row_of(m->normed, own, m->longest) : x;
+    const size_t stride_y = apart ? m->longest : stride;
+    input in = {.rows = rows, .stride = stride_y, .f32 = y, .stride_i8 = m->longest, .i8 = m->bytes + own * m->longest,
+                .scale = m->scale + own, .zero = m->zero + own, .sum = m->sum + own};
     if (!n && !m->int8) return in;
-    PIECES(&j->at, r, rows) {
-        if (n) m->k->normalise(row_of(x, r, stride), n->weight, n->bias, row_of(y, r, stride_y), width);
-        if (m->int8) m->k->quantise(
-                row_of(y, r, stride_y), width, round_up(width, 4), m->bytes + r * m->longest, m->scale + r, m->zero + r, m->sum + r);
+    if (rows == 1) {
+        prepare_row(m, n, x, y, width, &in, 0);
+        return in;
     }
+    PIECES(&j->at, r, rows) prepare_row(m, n, row_of(x, r, stride), row_of(y, r, stride_y), width, &in, r);
     pool_meet(&j->at);
     return in;
 }
@@ -621,15 +633,19 @@ static void attend_cross(job *j, const desk *d, int layer) {
 }
 
 /* Residual and normalisation around a block: x + f(norm(x)) before, norm(x + f(x)) after; `before` is the norm of the block before,
-   which after-normalisation has still to apply. */
+   which after-normalisation has still to apply. What a block adds to is x, or after-normalisation what was entered with. */
 static input enter(job *j, const norm *own, const norm *before) {
     const model *m = j->m;
     const int pre = m->shape.pre_norm;
-    return prepare(j, pre ? own : before, m->x, m->dim, m->shape.dim, !pre, j->rows);
+    return prepare(j, pre ? own : before, j->x, m->dim, m->shape.dim, !pre, j->rows);
 }
 
-static void leave(job *j, const matrix *x, const input *in, const uint8_t *silent) {
-    multiply(j, x, in, &(output){.how = ADD, .to = j->m->x, .stride = j->m->dim, .silent = silent});
+static void leave(job *j, const matrix *x, const input *in, const input *entered, const norm *before, const uint8_t *silent) {
+    const model *m = j->m;
+    output out = {.how = ADD, .to = j->y, .stride = m->dim, .from = j->x, .from_stride = m->dim, .silent = silent};
+    if (before && !m->shape.pre_norm) out.from = entered->f32, out.from_stride = entered->stride;
+    multiply(j, x, in, &out);
+    j->y = j->x, j->x = out.to;
 }
 
 /* Go on with each stream's last row alone, moved to its stream's place; in order, as a row's new place was that of one moved before. */
@@ -638,7 +654,7 @@ static void keep_last(job *j) {
     PIECES(&j->at, i, 1)
         for (int at = 0; at < j->count; at++) {
             const int row = j->first[at] + j->counts[at] - 1;
-            memmove(row_of(m->x, at, m->dim), row_of(m->x, row, m->dim), m->dim * sizeof(float));
+            memmove(row_of(j->x, at, m->dim), row_of(j->x, row, m->dim), m->dim * sizeof(float));
             memmove(row_of(m->attended, at, m->longest), row_of(m->attended, row, m->longest), m->longest * sizeof(float));
             m->silent[at] = j->horizons[at] == 0;
         }
@@ -650,26 +666,26 @@ static void keep_last(job *j) {
 static const norm *run_layer(job *j, const desk *d, const layer *l, int index, int is_source, const norm *before) {
     const model *m = j->m;
     const output products = {.how = STORE, .to = m->products, .stride = m->wide};
-    input in = enter(j, &l->self.around, before);
+    input entered = enter(j, &l->self.around, before), in = entered;
     multiply(j, &l->self.in, &in, &products);
     const int is_last = !is_source && index == m->shape.layers - 1;
     attend_self(j, d, index, is_source, is_last);
     if (is_last && j->rows > j->count) keep_last(j);
     in = prepare(j, NULL, m->attended, m->longest, m->inner, 0, j->rows);
-    leave(j, &l->self.out, &in, NULL);
+    leave(j, &l->self.out, &in, &entered, before, NULL);
     before = &l->self.around;
     if (!is_source) {
-        in = enter(j, &l->cross.around, before);
+        in = entered = enter(j, &l->cross.around, before);
         multiply(j, &l->cross.in, &in, &products);
         attend_cross(j, d, index);
         in = prepare(j, NULL, m->attended, m->longest, m->inner, 0, j->rows);
-        leave(j, &l->cross.out, &in, m->silent);
+        leave(j, &l->cross.out, &in, &entered, before, m->silent);
         before = &l->cross.around;
     }
-    in = enter(j, &l->around, before);
+    in = entered = enter(j, &l->around, before);
     multiply(j, &l->up, &in, &(output){.how = m->shape.relu ? RELU : GELU, .to = m->products, .stride = m->wide});
     in = prepare(j, NULL, m->products, m->wide, m->shape.ffn_dim, 0, j->rows);
-    leave(j, &l->down, &in, NULL);
+    leave(j, &l->down, &in, &entered, before, NULL);
     return &l->around;
 }
 
@@ -681,7 +697,7 @@ static void rows_work(void *argument, place at_phase) {
     const int dim = m->shape.dim;
     PIECES(&j->at, r, j->rows) {
         const int at = m->stream_of[r], position = j->streams[at]->rows + r - j->first[at];
-        float *x = row_of(m->x, r, m->dim);
+        float *x = row_of(j->x, r, m->dim);
         unpack(&m->tokens, j->ids[r], x);
         for (int i = 0; m->balanced && i < dim; i++) x[i] /= m->balanced[i];
         for (int i = 0; i < dim; i++) x[i] += m->positions[(size_t)position * dim + i];
@@ -691,7 +707,7 @@ static void rows_work(void *argument, place at_phase) {
     const norm *before = NULL;
     for (int i = 0; i < m->shape.layers; i++) before = run_layer(j, &d, &m->layers[i], i, 0, before);
     /* Logits of each stream's last row: the last layer has kept no other. */
-    input in = prepare(j, &m->last, m->x, m->dim, dim, 0, j->count);
+    input in = prepare(j, &m->last, j->x, m->dim, dim, 0, j->count);
     multiply(j, &m->tokens, &in, &(output){.how = STORE, .to = j->logits, .stride = m->shape.vocab_size});
 }
 
@@ -705,8 +721,8 @@ static void place_source(job *j) {
         for (int i = 0; i < features; i++) readable &= fabsf(from[i]) < LARGEST_FEATURE; /* false for NaN */
         if (m->shape.source_vocab) readable = readable && from[0] >= 0 && from[0] < (float)m->shape.source_vocab && from[0] == floorf(from[0]);
         m->readable[r] = (uint8_t)readable;
-        float *to = row_of(m->shape.embed_source ? m->attended : m->x, r, m->shape.embed_source ? m->longest : m->dim);
-        if (m->shape.source_vocab) unpack(&m->source_tokens, readable ? (int)from[0] : 0, row_of(m->x, r, m->dim));
+        float *to = row_of(m->shape.embed_source ? m->attended : j->x, r, m->shape.embed_source ? m->longest : m->dim);
+        if (m->shape.source_vocab) unpack(&m->source_tokens, readable ? (int)from[0] : 0, row_of(j->x, r, m->dim));
         else if (readable) memcpy(to, from, features * sizeof *to);
         else memset(to, 0, features * sizeof *to);
     }
@@ -714,12 +730,12 @@ static void place_source(job *j) {
     if (!m->shape.embed_source) return;
     if (!m->shape.source_vocab) {
         input in = prepare(j, NULL, m->attended, m->longest, features, 0, j->rows);
-        multiply(j, &m->source_projection, &in, &(output){.how = STORE, .to = m->x, .stride = m->dim});
+        multiply(j, &m->source_projection, &in, &(output){.how = STORE, .to = j->x, .stride = m->dim});
     }
     PIECES(&j->at, r, j->rows) {
         const int at = m->stream_of[r];
         const float *position = m->source_positions + (size_t)(j->streams[at]->source + r - j->first[at]) * dim;
-        for (int i = 0; i < dim; i++) row_of(m->x, r, m->dim)[i] += position[i];
+        for (int i = 0; i < dim; i++) row_of(j->x, r, m->dim)[i] += position[i];
     }
     pool_meet(&j->at);
 }
@@ -728,7 +744,7 @@ static void place_source(job *j) {
 static void contain(job *j, const norm *after) {
     const model *m = j->m;
     PIECES(&j->at, r, j->rows) {
-        float *x = row_of(m->x, r, m->dim), broken = 0;
+        float *x = row_of(j->x, r, m->dim), broken = 0;
         if (!m->shape.pre_norm) m->k->normalise(x, after->weight, after->bias, x, m->shape.dim);
         for (int i = 0; i < m->shape.dim; i++) broken += 0 * x[i];
         if (broken != 0) memset(x, 0, m->shape.dim * sizeof *x), m->readable[r] = 0; /* NaN is not 0 either */
@@ -749,11 +765,11 @@ static void read_work(void *argument, place at_phase) {
         for (int r = j->first[at]; r < j->first[at] + j->counts[at]; r++) {
             if (m->shape.source_layers && !m->readable[r]) s->unreadable = 1;
             if (s->unreadable || !m->readable[r])
-                for (int i = 0; i < m->shape.dim; i++) row_of(m->x, r, m->dim)[i] = NAN;
+                for (int i = 0; i < m->shape.dim; i++) row_of(j->x, r, m->dim)[i] = NAN;
         }
     }
     pool_meet(&j->at);
-    input in = prepare(j, NULL, m->x, m->dim, m->shape.dim, 0, j->rows);
+    input in = prepare(j, NULL, j->x, m->dim, m->shape.dim, 0, j->rows);
     multiply(j, &m->memory, &in, &(output){.how = STORE, .to = m->products, .stride = m->wide});
     PIECES(&j->at, i, j->count * m->shape.layers) {
         const int at = i / m->shape.layers, index = i % m->shape.layers;
@@ -784,7 +800,8 @@ static int admit(job *j, int is_source, int32_t *first) {
     for (int64_t r = 0; r < total && !wrong && !is_source; r++) wrong = j->ids[r] < 0 || j->ids[r] >= m->shape.vocab_size;
     if (wrong) return BAD_CALL;
     j->rows = (int)total;
-    if (!make_room(m, j->rows > j->count ? j->rows : j->count)) return NO_MEMORY;
+    const int own = pool_threads(m->threads); /* a row each thread may have to itself */
+    if (!make_room(m, j->rows > own ? j->rows : own)) return NO_MEMORY;
     for (int i = 0, row = 0; i < j->count; i++) {
         stream *s = j->streams[i];
         const int grown = is_source ? grow(s, &s->cross, s->source + j->counts[i]) && grow(s, &s->context, s->source + j->counts[i])
@@ -803,6 +820,7 @@ static int run(job *j, int is_source) {
     pthread_mutex_lock(&j->m->turn);
     const int error = admit(j, is_source, first);
     if (!error) {
+        j->x = j->m->x, j->y = j->m->y;
         pool_run(j->m->threads, is_source ? read_work : rows_work, j);
         for (int i = 0; i < j->count; i++) *(is_source ? &j->streams[i]->source : &j->streams[i]->rows) += j->counts[i];
     }

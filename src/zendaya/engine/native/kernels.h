@@ -37,11 +37,14 @@ typedef struct {
 
 typedef enum { STORE, ADD, GELU, RELU } finish;
 
-/* Where a product goes: stored, added to what is there, or stored through an activation. A row whose `silent` flag is up is not added. */
+/* Where a product goes: stored, stored added to `from`, which may be what is there, or stored through an activation. Of a row whose
+   `silent` flag is up, nothing is added. */
 typedef struct {
     finish how;
     float *to;
     size_t stride;
+    const float *from;
+    size_t from_stride;
     const uint8_t *silent;
 } output;
 
