@@ -37,6 +37,8 @@ import numpy as np
 from zendaya.serve.client import Caption, Client
 
 HEAD = struct.Struct("<Q")
+BLOCK_S = 2.0
+"""Of the speech model's encoder."""
 DEAF_S = 0.2
 """What the server says is swallowed for at most so long before a cut."""
 
@@ -350,13 +352,13 @@ class Streamed:
 
 
 def live(
-    port: int, samples: Any, gamma: float, seated: threading.Barrier, ending: threading.Event, chunk_s: float = 0.1
+    port: int, samples: Any, gamma: float, seated: threading.Barrier, ending: threading.Event, *, after_s: float, chunk_s: float = 0.1
 ) -> Streamed:  # fmt: skip
-    """A recording sent at its own speed, once all are there; the first that is at its end says so."""
+    """A recording sent at its own speed, so long after all are there; the first that is at its end says so."""
     size = round(16_000 * chunk_s)
     with Client(f"ws://127.0.0.1:{port}", gamma=gamma, keep=0) as client:  # a session that the server loses is a failure here
         seated.wait()
-        begun, found = time.monotonic(), list[Caption]()
+        begun, found = time.monotonic() + after_s, list[Caption]()
         for first in range(0, len(samples), size):
             time.sleep(max(0.0, begun + first / 16_000 + chunk_s - time.monotonic()))
             client.send(samples[first : first + size])
@@ -408,7 +410,8 @@ def load(port: int, sources: list[Any], gammas: list[float], expected: Callable[
 
     def one(n: int) -> None:
         try:
-            results[n] = live(port, sources[n], gammas[n % len(gammas)], seated, ending)
+            # Each at its own place in a block: no two speakers begin at the same moment.
+            results[n] = live(port, sources[n], gammas[n % len(gammas)], seated, ending, after_s=BLOCK_S * n / len(sources))
         except BaseException as error:
             results[n] = error
             seated.abort()
