@@ -92,6 +92,7 @@ export class Lane {
   // Begin a session; the source is at this second.
   begin(base, beganS) {
     this.clear();
+    clearTimeout(this._turning); // the session begins with what the dial says now
     this.beganS = beganS;
     this.hint.textContent = "Listening…";
     const connection = new Connection({
