@@ -121,7 +121,9 @@ class RayPool:
             await asyncio.sleep(LOOK_S)
             try:
                 self.running = await asyncio.wait_for(asyncio.to_thread(self._deployed), CONNECT_S)
-            except Exception:  # Ray's own, of which there is no closed list: who does not answer runs nothing
+            except Exception as error:  # Ray's own, of which there is no closed list: who does not answer runs nothing
+                if self.running:
+                    LOG.warning("Ray does not answer", extra={"event": "no_ray", "reason": type(error).__name__})
                 self.running = 0
 
     async def lease(self) -> Any:
@@ -144,7 +146,8 @@ class RayPool:
         """Some replica."""
         try:
             return await asyncio.wait_for(self._handle.where.remote(), SEAT_S)
-        except Exception:
+        except Exception as error:  # as above
+            LOG.warning("no replica answers", extra={"event": "no_replica", "reason": type(error).__name__})
             return None
 
 

@@ -8,9 +8,12 @@ import struct
 import threading
 import time
 
+import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from zendaya import PowerLaw
+from zendaya.engine import engine_for
 from zendaya.serve.app import make_app
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.run import Listener, bind
@@ -135,3 +138,14 @@ def of_session(events):
     """The same of a session's own events."""
     fields = ("text", "token", "window", "step", "horizon", "effective_horizon", "predicted_steps", "pauses", "window_start", "last")
     return [tuple(getattr(event, name) for name in fields) for event in events if not event.schedule]
+
+
+def rows(seed, count=60):
+    """Source tokens of the tiny model, as they are sent."""
+    return np.random.default_rng(seed).standard_normal((count, 16)).astype("<f4")
+
+
+def alone(served, gamma, values):
+    """What a model writes of them by itself."""
+    session = served.model.open(PowerLaw(gamma), engine=engine_for(served.model))
+    return of_session([*session.push(values), *session.finish()])

@@ -4,14 +4,12 @@ import json
 import struct
 
 import httpx
-import numpy as np
 import pytest
-from servers import Running, Wire, of_session, serving, texts, wait_for
+from servers import Running, Wire, alone, of_session, rows, serving, texts, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from zendaya import Client, PowerLaw
-from zendaya.engine import engine_for
+from zendaya import Client
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.fields import FieldError
 from zendaya.serve.served import Served
@@ -21,15 +19,6 @@ from zendaya.serve.front import Lease, drain_route, make_front, together
 
 KEY = "a-key-of-32-letters_0123456789ab"
 INNER = "another-key-of-32-letters_012345"
-
-
-def rows(seed, count=60):
-    return np.random.default_rng(seed).standard_normal((count, 16)).astype("<f4")
-
-
-def alone(served, gamma, values):
-    session = served.model.open(PowerLaw(gamma), engine=engine_for(served.model))
-    return of_session([*session.push(values), *session.finish()])
 
 
 class Pool:

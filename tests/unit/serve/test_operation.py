@@ -17,26 +17,16 @@ import threading
 import httpx
 import numpy as np
 import pytest
-from servers import Wire, of_session, serving, texts, wait_for
+from servers import Wire, alone, of_session, rows, serving, texts, wait_for
 from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from zendaya import Client, PowerLaw
-from zendaya.engine import engine_for
+from zendaya import Client
 from zendaya.serve.logs import JsonFormatter, log_to
 from zendaya.serve.served import Served
 
 KEY = "a-key-of-32-letters_0123456789ab"
-
-
-def rows(seed, count=60):
-    return np.random.default_rng(seed).standard_normal((count, 16)).astype("<f4")
-
-
-def alone(served, gamma, values):
-    session = served.model.open(PowerLaw(gamma), engine=engine_for(served.model))
-    return of_session([*session.push(values), *session.finish()])
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from servers import Wire, of_session, texts, wait_for
+from servers import Wire, alone, of_session, rows, texts, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from zendaya import Client, PowerLaw
@@ -26,15 +25,6 @@ KEY = "a-key-of-32-letters_0123456789ab"
 BEARER = {"Authorization": f"Bearer {KEY}"}
 MISSING = [name for name in ("ray", "fastapi", "aiohttp") if importlib.util.find_spec(name) is None]
 needs_ray = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: pip install 'zendaya[distributed]'")
-
-
-def rows(seed, count=60):
-    return np.random.default_rng(seed).standard_normal((count, 16)).astype("<f4")
-
-
-def alone(served, gamma, values):
-    session = served.model.open(PowerLaw(gamma), engine=engine_for(served.model))
-    return of_session([*session.push(values), *session.finish()])
 
 
 class Process:
