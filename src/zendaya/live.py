@@ -7,6 +7,7 @@ microphone that is read in a thread of its own (`listened`).
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -121,15 +122,19 @@ class Clock:
     """Seconds since the source began; 0 before."""
 
     def __init__(self) -> None:
-        self._origin_s: float | None = None
+        self._origin_s = math.inf
 
     def begin(self, already_s: float = 0.0) -> None:
         """The source began so long ago; said again, it changes nothing."""
-        if self._origin_s is None:
-            self._origin_s = time.monotonic() - already_s
+        if math.isinf(self._origin_s):
+            self.reach(already_s)
+
+    def reach(self, already_s: float) -> None:
+        """The source began at least so long ago."""
+        self._origin_s = min(self._origin_s, time.monotonic() - already_s)
 
     def __call__(self) -> float:
-        return 0.0 if self._origin_s is None else time.monotonic() - self._origin_s
+        return max(0.0, time.monotonic() - self._origin_s)
 
 
 def at_once(chunks: Iterable[Any]) -> Iterator[Arrival]:

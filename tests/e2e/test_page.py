@@ -208,13 +208,20 @@ def test_captions_appear_while_the_microphone_is_open_and_the_dial_turned_in_the
 
 @pytest.fixture(scope="module")
 def cut(browser, server, proxy):
-    """A microphone that was heard over a connection which failed twice, once for a while."""
+    """A microphone that was heard over a connection which came late and failed twice, once for a while."""
     here = Visit(browser, proxy.url).go()
+
+    def buffered():
+        playwright_api.expect(here.page.locator("#status")).to_have_text("Connection lost, trying again", timeout=LIMIT_MS)
+        playwright_api.expect(here.page.locator("#buffered")).to_have_text(re.compile(r"^([1-9]|\d\d+)\.\d s buffered"), timeout=LIMIT_MS)
+
+    proxy.cut()
     here.press("Microphone")
+    buffered()
+    proxy.mend()
     here.words.nth(1).wait_for()
     proxy.cut()
-    playwright_api.expect(here.page.locator("#status")).to_have_text("Connection lost, trying again", timeout=LIMIT_MS)
-    playwright_api.expect(here.page.locator("#buffered")).to_have_text(re.compile(r"^([1-9]|\d\d+)\.\d s buffered"), timeout=LIMIT_MS)
+    buffered()
     proxy.mend()
     count = here.words.count()
     here.words.nth(count + 2).wait_for()
@@ -229,7 +236,7 @@ def cut(browser, server, proxy):
 
 @needs_chromium
 def test_a_cut_connection_has_the_transcript_of_an_uncut_one(cut, server, proxy):
-    assert proxy.cuts >= 2
+    assert proxy.cuts >= 3
     (messages,) = cut.sent.values()
     assert sorted(messages) == list(range(1, len(messages) + 1))
     with Client(f"ws://127.0.0.1:{server.port}", gamma=0.5) as client:
@@ -256,7 +263,7 @@ def test_exports_are_valid_and_monotone(cut, tmp_path):
     assert emissions == sorted(emissions)
     reads = [word["read_s"] for word in whole["words"]]
     assert reads == sorted(reads)
-    assert all(word["arrival_s"] <= word["emission_s"] for word in whole["words"])  # what was said before the connection stood came at once
+    assert all(word["read_s"] <= word["arrival_s"] <= word["emission_s"] for word in whole["words"])
     cues = list(srt.parse(cut.save("srt"), ignore_errors=False))
     assert [cue.index for cue in cues] == list(range(1, len(cues) + 1))
     assert all(cue.start < cue.end for cue in cues)

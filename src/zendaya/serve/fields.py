@@ -78,6 +78,14 @@ def whole(message: Mapping[str, Any], field: str, low: int, high: int = 2**53, d
     return value
 
 
+def flag(message: Mapping[str, Any], field: str, *, default: bool) -> bool:
+    """True or false."""
+    value = message.get(field, default)
+    if not isinstance(value, bool):
+        raise FieldError(field, f"{field}: expected true or false: got {_kind(value)}")
+    return value
+
+
 def mapping(message: Mapping[str, Any], field: str, *, within: str = "") -> Message:
     """An object; not there, it is empty."""
     value = message.get(field, {})

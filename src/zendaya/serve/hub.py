@@ -43,6 +43,8 @@ class Wish:
     patience_s: float = math.inf
     timed: bool = True
     """Whether the source comes as it is spoken; if not, its tokens arrive when the encoder says, and computing takes no time."""
+    live: bool = False
+    """Whether nothing of it can come before it was spoken: what seems to has a first message that was late."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Stream:
             self.clock.begin(seconds + self.ago_s)
         self.unread += len(payload)
         self.source_s += seconds
+        if self.wish.live:
+            self.clock.reach(self.source_s + self.ago_s)
         self.hub.gauges.source_s.inc(seconds)
         now_s = self._now_s()
         parts = list(self.intake.pieces(payload)) or [b""]

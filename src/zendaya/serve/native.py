@@ -35,7 +35,7 @@ HEAD = struct.Struct("<Q")
 """What a binary message begins with: its number."""
 ID = r"[A-Za-z0-9_-]{1,64}"
 TOKEN = r"[A-Za-z0-9_-]{16,128}"
-OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "received")
+OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "live", "received")
 # Why a connection was closed, beside WebSocket's own codes.
 BAD_HELLO, WRONG_TOKEN, UNKNOWN, NO_HELLO, TAKEN_OVER, GONE, OVERRUN = 4400, 4403, 4404, 4408, 4409, 4410, 4413
 PARTING_S = 1.0
@@ -300,6 +300,7 @@ class Native:
         wish = Wish(
             schedule=schedule, window_s=fields.number(hello, "window_s", 0.02, 3600) if "window_s" in hello else None,
             patience_s=fields.number(hello, "patience_s", 0, 3600) if "patience_s" in hello else math.inf,
+            live=fields.flag(hello, "live", default=False),
         )  # fmt: skip
         kept = Kept(name, token, seat, config.max_events, kind=kind, line=line)
         kept.stream = self.server.hub.open(served.intake(kind, rate), wish, kept.hear)

@@ -209,6 +209,7 @@ HELLO = {"type": "open", "session": "other", "token": "0123456789abcdef"}
         ({**HELLO, "rate": 5000}, ("bad_field", "rate", 4400)),
         ({**HELLO, "window_s": 900}, ("bad_open", "open", 4400)),
         ({**HELLO, "patience_s": -1}, ("bad_field", "patience_s", 4400)),
+        ({**HELLO, "live": 1}, ("bad_field", "live", 4400)),
         ({**HELLO, "session": "../../etc/passwd"}, ("bad_field", "session", 4400)),
         ({**HELLO, "token": "short"}, ("bad_field", "token", 4400)),
         ({**HELLO, "gama": 1}, ("unknown_field", "gama", 4400)),
@@ -511,6 +512,20 @@ def test_the_clock_of_a_stream_begins_with_it(running):
     events = wire.end()
     first = next(event for event in events if event["type"] == "text")
     assert first["arrival_s"] == pytest.approx(1.0, abs=0.25)  # the three rows lasted a second, and ended just now
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_nothing_of_a_live_source_comes_before_it_was_spoken(running, live):
+    wire = Wire(running, {"type": "open", "gamma": 1, "live": live})
+    wire.tell({"type": "at", "ago_s": 3})
+    wire.source(rows(1, 3).tobytes())  # a second, which ended 3 s ago
+    wire.tell({"type": "at", "ago_s": 0})
+    for _ in range(6):
+        wire.source(rows(1, 3).tobytes())  # seven seconds by now, of which only four can have been
+    texts = [event for event in wire.end() if event["type"] == "text"]
+    assert max(event["read_s"] for event in texts) > 5
+    assert texts[0]["arrival_s"] == pytest.approx(1.0, abs=0.25)
+    assert all(event["read_s"] <= event["arrival_s"] <= event["emission_s"] for event in texts) == live
 
 
 def test_numbers_follow_each_other(running):

@@ -11,6 +11,7 @@ const PING_MS = 4000;
 const SILENT_MS = 12000;
 // What is kept while nobody answers: half an hour of sound.
 const MOST_KEPT = 30 * 60 * 32000;
+const OLD_MS = 250; // sent so much later than it was heard, a message is said to be old
 const REMEMBERED = 64;
 const REFUSALS = 3; // of a server that is there: then it does not want this page
 const UNKNOWN = 4404;
@@ -130,7 +131,7 @@ export class Connection {
       this._tell(
         this.opened
           ? { type: "resume", session: this.name, token: this.token, received: this.received }
-          : { type: "open", session: this.name, token: this.token, source: "audio", received: this.received, ...this.dial },
+          : { type: "open", session: this.name, token: this.token, source: "audio", live: true, received: this.received, ...this.dial },
       );
     };
     socket.onmessage = ({ data }) => {
@@ -152,6 +153,7 @@ export class Connection {
       this.waitMs = FIRST_WAIT_MS;
       this.refusals = 0;
       this.sent = 0;
+      this.wasOld = false;
       this._forget(message.received);
       this._say("open");
       this.on.opened(message);
@@ -256,6 +258,7 @@ export class Connection {
   _post(item) {
     if (this.over) return;
     this._give(item);
+    item.postedMs = performance.now();
     this.waiting.push(item);
     this._pump();
   }
@@ -279,6 +282,11 @@ export class Connection {
       unread += each.size;
       if (each.number <= this.sent) continue;
       if (unread > most && unread > each.size) return;
+      const agoMs = performance.now() - each.postedMs;
+      if (this.wasOld || agoMs > OLD_MS) {
+        this.wasOld = agoMs > OLD_MS;
+        this._tell({ type: "at", ago_s: this.wasOld ? agoMs / 1000 : 0 });
+      }
       this.socket.send(each.data ?? JSON.stringify({ ...each.message, seq: each.number }));
       this.sent = each.number;
     }
