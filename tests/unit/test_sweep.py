@@ -314,6 +314,17 @@ def test_the_paper_is_63_offline_runs_and_needs_no_data():
     assert "upper bound" in text
 
 
+def test_seeds_of_a_grid_are_runs_of_the_whole_grid():
+    def runs(*arguments):
+        dry = ["sweep", "frontier-msvd", "--dry-run", "--tokens-per-s", "10000", "--json"]
+        result = CliRunner().invoke(app, [*dry, *arguments])
+        assert result.exit_code == 0, result.output
+        return [(run["schedule"], run["seed"]) for run in json.loads(result.stdout)["runs"]]
+
+    assert runs("--seeds", "2,0") == [run for run in runs() if run[1] != 1]
+    assert len(runs("--seeds", "1")) == 3
+
+
 @pytest.mark.parametrize("name", ["msvd", "librispeech", "multi30k", "charades-sta"])
 def test_flops_are_those_that_torch_counts(name):
     config = recipe(name)
@@ -427,6 +438,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpus):
         ([tiny, "--data", corpus, "--out", broken], "not a table of results"),
         ([tiny, "--data", corpus, "--out", newer], "results of version 99"),
         ([tiny, "--dry-run", "--tokens-per-s", "0"], "above 0: got 0"),
+        (["msvd-q1", "--seeds", "0,7"], "grid msvd-q1 has the seeds 0, 1, 2: got 0, 7"),
+        (["msvd-q1", "--seeds", "first"], "--seeds: expected whole numbers"),
         ([tiny, "--data", corpus, "--out", tmp_path / "out", "--ray", "127.0.0.1:1"], "no Ray cluster at 127.0.0.1:1"),
     ):
         if "--ray" in arguments and not _has_ray():

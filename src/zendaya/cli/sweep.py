@@ -33,6 +33,7 @@ def sweep(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster: host:port, auto, or local for one of PROCESSES.")
     ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only the runs with these seeds, as 0,1; the others may follow.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they would cost; needs no data.")] = False,
     tokens_per_s: Annotated[float | None, typer.Option(help="With --dry-run: the rate; else that of runs in OUT, or measured.")] = None,
     export: Annotated[Path | None, typer.Option(help="Also write the results to FILE.csv or FILE.parquet.")] = None,
@@ -50,6 +51,8 @@ def sweep(
     if grid is None:
         raise ConfigError("give a grid: zendaya sweep --list names them, or a .json file")
     wanted = grids.grid(grid)
+    if seeds is not None:
+        wanted = wanted.only(_numbers(seeds))
     if dry_run:
         _dry_run(wanted, out, tokens_per_s, as_json)
         return
@@ -60,6 +63,13 @@ def sweep(
     if export is not None:
         check_export(export, force=force)
     _run(wanted, data, out, features, processes, ray, export, as_json)
+
+
+def _numbers(text: str) -> set[int]:
+    try:
+        return {int(part) for part in text.split(",")}
+    except ValueError:
+        raise ConfigError(f"--seeds: expected whole numbers with commas between, as 0,1: got {text!r}") from None
 
 
 def _list() -> None:

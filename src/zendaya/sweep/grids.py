@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -127,6 +127,17 @@ class Grid:
     def __post_init__(self) -> None:
         if not self.arms:
             raise ConfigError(f"grid {self.name}: give at least one arm")
+
+    def only(self, seeds: Collection[int]) -> Grid:
+        """Its runs with these seeds; the others may follow in the same folder."""
+        unknown = set(seeds) - {seed for arm in self.arms for seed in arm.seeds}
+        if unknown or not seeds:
+            known = sorted({seed for arm in self.arms for seed in arm.seeds})
+            raise ConfigError(
+                f"grid {self.name} has the seeds {', '.join(map(str, known))}: got {', '.join(map(str, sorted(seeds))) or 'none'}"
+            )
+        arms = [(arm, tuple(seed for seed in arm.seeds if seed in seeds)) for arm in self.arms]
+        return dataclasses.replace(self, arms=tuple(dataclasses.replace(arm, seeds=some) for arm, some in arms if some))
 
     def to_dict(self) -> dict[str, Any]:
         record = dataclasses.asdict(self)
