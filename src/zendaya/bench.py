@@ -221,13 +221,16 @@ def _decode_ms(engine: NativeEngine, source_BTE: torch.Tensor, horizons: list[in
 
 @dataclass(frozen=True)
 class LiveResult:
-    """Streams at the audio geometry: how late their text was, and what share of the time was spent computing."""
+    """Streams at the audio geometry: how late their text was, what share of the time was spent computing and what share of it in the
+    engine, and how many rows a token took."""
 
     streams: int
     tokens_per_s: float
     lag_ms_50: float
     lag_ms_95: float
     busy: float
+    engine: float
+    rows_per_token: float
 
 
 def live(plan: Plan, engine: NativeEngine, model: Model, count: int) -> LiveResult:
@@ -248,7 +251,7 @@ def live(plan: Plan, engine: NativeEngine, model: Model, count: int) -> LiveResu
     gc.freeze()  # as a server does once it is up: what is there to stay is not searched for garbage again and again
     began = time.perf_counter()
     due = rng.uniform(0, 1 / rate, count)
-    lags, busy_s, written = list[float](), 0.0, 0
+    lags, busy_s, engine_s, rows, written = list[float](), 0.0, 0.0, 0, 0
     while (now := time.perf_counter() - began) < plan.live_s:
         for place in np.nonzero(due <= now)[0].tolist():
             sessions[place].push(tokens_TE[at[place] % len(tokens_TE)][None], float(due[place]))
@@ -258,13 +261,14 @@ def live(plan: Plan, engine: NativeEngine, model: Model, count: int) -> LiveResu
         result = scheduler.round()
         ended = time.perf_counter()
         if result.rows:
-            busy_s += ended - started
+            busy_s, engine_s, rows = busy_s + ended - started, engine_s + result.engine_s, rows + result.rows
             lags += [ended - began - each.event.arrival_s for each in result.written if each.event is not None]
             written += len(result.written)
         else:
             time.sleep(max(0.0, min(float(due.min()) - (ended - began), 0.01)))
     lag_50, lag_95 = np.percentile(lags or [0.0], [50, 95]) * 1e3
-    return LiveResult(count, written / plan.live_s, float(lag_50), float(lag_95), busy_s / plan.live_s)
+    shares = busy_s / plan.live_s, engine_s / plan.live_s
+    return LiveResult(count, written / plan.live_s, float(lag_50), float(lag_95), *shares, rows / max(1, written))
 
 
 def live_model(plan: Plan) -> Model:
@@ -419,7 +423,8 @@ def run(plan: Plan, *, peers: Callable[[Plan, int], dict[str, Decode]] | None = 
             say(
                 f"\n{count} live streams, 3 source tokens a second each: {outcome.tokens_per_s:.0f} tokens/s, "
                 f"lag {outcome.lag_ms_50:.0f} ms (median), "
-                f"{outcome.lag_ms_95:.0f} ms (95 %), computing {100 * outcome.busy:.0f} % of the time"
+                f"{outcome.lag_ms_95:.0f} ms (95 %), computing {100 * outcome.busy:.0f} % of the time, "
+                f"in the engine {100 * outcome.engine:.0f} %, {outcome.rows_per_token:.2f} rows a token"
             )
     more = ((training, plan.training_tokens, "text tokens/s"), (encoding, plan.encoder_s, "times as fast as it sounds"))
     for measure, amount, unit in more:

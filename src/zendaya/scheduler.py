@@ -6,6 +6,7 @@ in a round, so that none waits for another's text. What a session writes is the 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,12 +32,14 @@ class Written:
 
 @dataclass
 class Round:
-    """What came of a round: what was written, who failed, who waits for more of its source, and how many rows were computed."""
+    """What came of a round: what was written, who failed, who waits for more of its source, and how many rows the engine computed in
+    how much time."""
 
     written: list[Written] = field(default_factory=list)
     failed: list[Session] = field(default_factory=list)
     waiting: list[Session] = field(default_factory=list)
     rows: int = 0
+    engine_s: float = 0.0
 
 
 class Scheduler:
@@ -119,6 +122,7 @@ class Scheduler:
     def _compute(self, wanting: list[tuple[Session, Work, Wanted]], now: Round) -> None:
         """Read the source that the wanted rows may read, then the rows of all, and give each session its logits."""
         caches = [session.cache for session, _, _ in wanting]
+        began_s = time.perf_counter()
         try:
             behind = [(session, wanted.horizon) for session, _, wanted in wanting if session.cache.num_source < wanted.horizon]
             self.engine.read_many([session.cache for session, _ in behind], [session.unread(horizon) for session, horizon in behind])
@@ -126,6 +130,7 @@ class Scheduler:
         except BaseException:  # say there was no memory: they have lost nothing, and want the same in the next round
             self._sessions.extendleft(session for session, _, _ in reversed(wanting))
             raise
+        now.engine_s = time.perf_counter() - began_s
         for (session, work, wanted), logits_V, is_finite in zip(wanting, logits_SV, finite(logits_SV), strict=True):
             self._go(session, now, partial(_answer, session, work, wanted, logits_V, is_finite))
             work.close()  # what it wants next it says again in the next round: the dial may have been turned meanwhile
