@@ -482,7 +482,7 @@ class Session:
         banned = {*framing.suppress} if text else {*framing.suppress, *framing.suppress_first}
         if self.model.config.loop_tokens:
             banned |= {*going_round(text, self.model.config.loop_tokens)}
-        best = int(logits_V.argmax())
+        best = int(logits_V.numpy().argmax() if logits_V.is_cpu else logits_V.argmax())  # NumPy's is four times as fast
         if best not in banned and not (self.model.config.pauses and best == framing.end):
             return best
         logits_V = logits_V.clone()
