@@ -174,12 +174,60 @@ def test_intervals_are_those_of_the_bootstrap(made, written):
     assert row[2:4] == [f"{ours.score / 100:.4f}", f"[{interval.low / 100:.4f}, {interval.high / 100:.4f}]"]
     assert row[6] == f"**{gap.value / 100:.4f} [{gap.low / 100:.4f}, {gap.high / 100:.4f}]**"
     pairs = [row for row in found["Table 4"] if row[0].startswith("msvd")]
-    assert [row[1:3] for row in pairs] == [
-        [words, str(seed)] for words in ("z-1 vs w-2 (nearest lag)", "z-0.2 vs w-5 (best)") for seed in (0, 1, 2)
+    assert [row[1:4] for row in pairs] == [
+        [words, lags, seed]
+        for words, lags in (("z-1 vs w-2 (nearest lag)", "1.0, 1.5"), ("z-0.2 vs w-5 (best)", "3.0, 3.8"))
+        for seed in ("0", "1", "2", "mean of 3")
     ]
     dial = "dial+wait-k=0.2"
-    gap = paired_bootstrap(stats("streaming", dial, "gamma=0.2", 1), stats("streaming", dial, "wait-k=5,stride=1.5", 1))
-    assert pairs[4][3].strip("*").startswith(f"{gap.value / 100:.4f} [")
+    sides = [[stats("streaming", dial, decode, seed) for seed in range(3)] for decode in ("gamma=0.2", "wait-k=5,stride=1.5")]
+    gaps = [paired_bootstrap(ours, theirs) for ours, theirs in zip(*sides, strict=True)]
+    assert pairs[5][4].strip("*").startswith(f"{gaps[1].value / 100:.4f} [")
+    values = np.array([gap.value for gap in gaps]) / 100
+    assert pairs[7][4].strip("*") == f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
+    assert pairs[7][4].startswith("**") == (values.min() > 0 and values.mean() >= 3 * values.std(ddof=1) / np.sqrt(3))
+
+
+def test_no_setting_is_ahead_by_its_seeds(tmp_path):
+    made = Made(tmp_path)
+    for seed, loss in enumerate((0.05, 0.6, 0.6)):  # the first seed is the lucky one
+        made.add("offline", "gamma=0.0", "gamma=0.0", seed, loss, 4.0)
+    made.add("offline", "gamma=1.0", "gamma=1.0", 0, 0.3, 1.0)
+    (path,) = [path for path in write_report(tmp_path, formats=["md"]) if path.suffix == ".md"]
+    (row,) = [row for row in dict(tables(path.read_text()))["Table 2"] if row[0] == "msvd"]
+    values = {(row.decode_schedule, row.seed): row.value / 100 for row in made.table.rows() if row.metric == "BLEU"}
+    assert row[1:3] == [f"{values['gamma=0.0', 0]:.4f}", f"{values['gamma=1.0', 0]:.4f} (γ=1)"]
+    assert row[-1] == "1"
+    assert row[5].startswith("-")
+
+
+def test_a_pair_that_is_nearest_and_best_stands_once_and_a_smoke_run_stands_apart(tmp_path):
+    made = Made(tmp_path)
+    for seed in (0, 1):
+        made.add("streaming", "gamma=1.0", "gamma=1.0", seed, 0.1, 3.0)
+        made.add("streaming", "wait-k=5,stride=1.5", "wait-k=5,stride=1.5", seed, 0.3, 9.0)
+    made.add("streaming", "gamma=1.0", "gamma=1.0", 0, 0.9, 3.0, limit=10)
+    (path,) = [path for path in write_report(tmp_path, formats=["md"]) if path.suffix == ".md"]
+    found = dict(tables(path.read_text()))
+    pairs = [row for row in found["Table 4"] if row[1].startswith("z-1 vs w-5")]
+    assert [row[1:4] for row in pairs] == [["z-1 vs w-5 (nearest lag, best)", "3.0, 9.0", seed] for seed in ("0", "1", "mean of 2")]
+    names = {row[0] for row in found["All decodes"][1:]}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"msvd #\w{6}", name) for name in names)
+
+
+def test_of_two_metrics_of_one_name_score_and_interval_are_of_the_same(tmp_path):
+    made = Made(tmp_path)
+    for decode, loss in (("gamma=0.0", 0.3), ("gamma=0.3", 0.02)):
+        made.add("offline", decode, decode, 0, loss, 4.0)
+    for row in [row for row in made.table.rows() if row.metric == "BLEU"]:
+        rows = [one for one in made.table.rows() if one.cell == row.cell]
+        made.table.write(made.table.records()[row.cell], [*rows, dataclasses.replace(row, metric="BLEU-lc", value=row.value + 7)])
+    (path,) = [path for path in write_report(tmp_path, formats=["md"]) if path.suffix == ".md"]
+    found = dict(tables(path.read_text()))
+    (fixed,) = [row for row in found["Table 2"] if row[0] == "msvd"]
+    (interval,) = [row for row in found["Table A1"] if row[0].startswith("msvd")]
+    assert fixed[1] == interval[4]
 
 
 def test_a_measure_where_less_is_better_is_chosen_and_bold_by_that(tmp_path):

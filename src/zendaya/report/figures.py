@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ def _offline(group: Group, measure: str) -> Iterator[Panel]:
 
 
 def _streaming(group: Group, measure: str) -> Iterator[Series]:
-    suffix = "" if group.family == OWN else f", {group.family}"
+    suffix = ("" if group.family == OWN else f", {group.family}") + group.mark
     for kind in dict.fromkeys(one.kind for one in group.ordered):
         settings = [one for one in group.ordered if one.kind == kind]
         points = [point for one in settings for point in _point(one, one.mean("AL"), measure, _dial(one))]
@@ -115,7 +116,7 @@ def draw(shown: list[Panel], title: str) -> bytes:
 def _panel(axes, panel: Panel) -> None:  # type: ignore[no-untyped-def]  # matplotlib has no types here
     for number, one in enumerate(panel.series):
         xs, ys = [point.x for point in one.points], [point.y for point in one.points]
-        spreads = [point.sd or 0.0 for point in one.points]
+        spreads = [math.nan if point.sd is None else point.sd for point in one.points]
         colour = f"C{number}"
         if one.flat:
             axes.axhline(ys[0], color=colour, linestyle="--", label=one.name)
@@ -124,6 +125,8 @@ def _panel(axes, panel: Panel) -> None:  # type: ignore[no-untyped-def]  # matpl
         axes.plot(xs, ys, "o-", color=colour, label=one.name, markersize=4)
         low, high = ([y + sign * spread for y, spread in zip(ys, spreads, strict=True)] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+        if len(xs) == 1:
+            axes.errorbar(xs, ys, spreads, color=colour, capsize=3)
         for point in one.points:
             axes.annotate(point.label, (point.x, point.y), textcoords="offset points", xytext=(3, 4), fontsize=6)
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -66,12 +66,17 @@ class Setting:
 
     def values(self, measure: str) -> dict[int, float]:
         """Its value for each seed, quality as a share of 1."""
-        found = {}
-        for seed, rows in sorted(self.rows.items()):
-            for metric, row in rows.items():
-                if QUALITY.get(metric, (metric,))[0] == measure:
-                    found[seed] = row.value / 100 if metric in QUALITY else row.value
-        return found
+        rows = {seed: self.row(seed, measure) for seed in self.seeds}
+        return {seed: row.value / 100 if row.metric in QUALITY else row.value for seed, row in rows.items() if row is not None}
+
+    def row(self, seed: int, measure: str) -> Row | None:
+        """The row of a measure; of two metrics that a table names alike, the first."""
+        rows = self.rows.get(seed, {})
+        return next((rows[name] for name in (*QUALITY, *rows) if name in rows and QUALITY.get(name, (name,))[0] == measure), None)
+
+    def only(self, seeds: Collection[int]) -> Setting:
+        """The same of these seeds."""
+        return Setting(self.decode, {seed: rows for seed, rows in self.rows.items() if seed in seeds})
 
     def over(self, measure: str) -> Seeds | None:
         """Mean and standard deviation over its seeds; None where there is none."""
@@ -103,7 +108,12 @@ class Group:
     @property
     def label(self) -> str:
         label = self.recipe if self.family == OWN else f"{self.recipe} ({self.family})"
-        return f"{label} #{self.variant}" if self.marked else label
+        return f"{label}{self.mark}"
+
+    @property
+    def mark(self) -> str:
+        """What tells it from others of its recipe."""
+        return f" #{self.variant}" if self.marked else ""
 
     @property
     def any_row(self) -> Row:
@@ -131,6 +141,12 @@ class Group:
     @property
     def ordered(self) -> list[Setting]:
         return [*self.by_gamma(), *self.by_k(), *self.policies()]
+
+
+def shared(settings: Sequence[Setting]) -> list[Setting]:
+    """Settings of the seeds that all of them have, so that none is ahead by its seeds."""
+    common = set.intersection(*(set(one.seeds) for one in settings)) if settings else set[int]()
+    return [one.only(common) for one in settings]
 
 
 def best(settings: Iterable[Setting], measure: str) -> Setting | None:
@@ -200,15 +216,14 @@ class Results:
     def statistics(self, setting: Setting, seed: int, measure: str) -> Statistics | None:
         """What the score of a decode is made from, clip by clip."""
         traces = self.traces(setting, seed)
-        row = next((row for name, row in setting.rows.get(seed, {}).items() if QUALITY.get(name, ("",))[0] == measure), None)
+        row = setting.row(seed, measure)
         if traces is None or row is None:
             return None
         key = (row.traces, measure)
         if key not in self._statistics:
             normalise = self.signature(row)["evaluation"].get("normalise", "english")
-            name = "meteor" if row.metric.startswith("METEOR") else row.metric.lower()
             texts, references = [trace.text for trace in traces], [trace.references for trace in traces]
-            found = statistics(name, texts, references, normalise=normalise)
+            found = statistics(row.metric.lower(), texts, references, normalise=normalise)
             # Another implementation than the sweep's (no Java here, say) would give an interval beside a score it is not of.
             self._statistics[key] = found if found.signature == self.signature(row)["metric"] else None
         return self._statistics[key]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zendaya import corpora
 from zendaya.errors import MissingExtraError
-from zendaya.metrics.significance import Interval, Seeds, beats_on_every_seed
+from zendaya.metrics.significance import Interval, Seeds, beats_on_every_seed, over_seeds
 from zendaya.records import Trace
 from zendaya.report import published
-from zendaya.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, best
+from zendaya.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, best, shared
 
 MISSING = "–"
 PAPER = "paper"
@@ -69,12 +70,16 @@ def setup(results: Results) -> Sheet:
         )  # fmt: skip
     header = ("", *columns, *(f"{name} ({PAPER})" for name in published.CORPORA.values()))
     values = [*columns.values(), *(published.SETUP[recipe] for recipe in published.CORPORA)]
-    rows = tuple(
-        (Cell(name), *(Cell(column[number]) for column in values)) for number, name in enumerate(published.SETUP_ROWS)
-    )  # fmt: skip
-    return Sheet(
-        "Table 1", "Datasets and configuration. ρ of ours is mean F by mean N of the training split; the paper's is of caps.", header, rows
+    rows = [(Cell(name), *(Cell(column[number]) for column in values)) for number, name in enumerate(published.SETUP_ROWS)]
+    steps = published.SETUP_ROWS.index("N (=N_max)")
+    for share in (0.1, 0.3):
+        dials = [-math.log(share) / math.log(max(2, int(column[steps]))) for column in values]
+        rows.append((Cell(f"γ* for B = {share:g} F"), *(Cell(f"{gamma:.2f}") for gamma in dials)))
+    caption = (
+        "Datasets and configuration. ρ of ours is mean F by mean N of the training split; the paper's is of caps. "
+        "γ* = ln(F/B)/ln N, of the caps."
     )
+    return Sheet("Table 1", caption, header, tuple(rows))
 
 
 def fixed(results: Results) -> Sheet:
@@ -84,9 +89,8 @@ def fixed(results: Results) -> Sheet:
     header = ("Dataset", *(f"{name} {what}" for name in measures for what in ("base", "ZENDAYA")), "Rel.", "Ē", "seeds")
     rows = []
     for group in groups:
-        base = group.baseline
         chosen_by = group.measures[0] if group.measures else measures[0]
-        top = best([one for one in group.by_gamma() if one.gamma], chosen_by)
+        base, top = _base_and_best(group)
         cells = [Cell(group.label)]
         for name in measures:
             left, right = (None if one is None else one.mean(name) for one in (base, top))
@@ -108,8 +112,9 @@ def fixed(results: Results) -> Sheet:
             cells += [Cell(_score(base_value)), Cell(_score(value) + said, _better(value, base_value, measure))]
         rows.append((*cells, Cell(one.rel), Cell(f"{one.exposure:.2f}"), Cell("1")))
     caption = (
-        "Fixed-window results, means over seeds. The best γ is selected by the first measure, on the clips it is then reported on; "
-        "Rel. is that margin. Bold: above its baseline by mean, no test."
+        "Fixed-window results, means over the seeds that all settings of a row have. The best γ is selected by the first measure, on the "
+        "clips it is then reported on; Rel. is that margin. Bold: above its baseline by mean, no test. METEOR of ours is of the "
+        "implementation named above, not of the paper's: compare it within a row."
     )
     return Sheet("Table 2", caption, header, tuple(rows))
 
@@ -134,8 +139,12 @@ def anchors(results: Results) -> Iterator[Sheet]:
         seeds = ", ".join(sorted({str(len(one.seeds)) for one in shown}))
         caption = (
             f"Streaming anchors, scale {group.scale}, split {group.split}, means over {seeds} seeds. z-γ is ZENDAYA, w-k is wait-k. "
-            f"AL counts what each step may read; first is what had arrived when the first token was written. Best in row is bold."
+            "AL counts what each step may read; first is what had arrived when the first token was written. Best in row is bold."
         )
+        if group.scale == "segment":
+            caption += " As in the paper z-γ reads shares of each clip's own length, unknown while it is live; wait-k needs none."
+        if group.family != OWN:
+            caption += f" One model, trained under {group.family}, decodes all of them."
         yield Sheet("Table 3", caption, (group.label, *(one.name for one in shown)), tuple(rows))
     for recipe, name in published.CORPORA.items():
         block = published.STREAM[recipe]
@@ -152,17 +161,22 @@ def pairs(results: Results) -> Sheet:
     """Table 4: paired bootstrap of the anchor pairs, seed by seed."""
     groups = results.of("streaming")
     measures = _measures(groups)
-    header = ("Dataset", "Anchor pair", "seed", *(f"Δ {name} [95 %]" for name in measures))
+    header = ("Dataset", "Anchor pair", "AL", "seed", *(f"Δ {name} [95 %]" + _less(name) for name in measures))
     rows = []
     for group in groups:
         found = anchor_pairs(group)
         if not found:
             rows.append((Cell(group.label), *(Cell(MISSING) for _ in header[1:])))
         for why, ours, theirs in found:
-            for seed in sorted(set(ours.seeds) & set(theirs.seeds)):
+            label = (Cell(group.label), Cell(f"{ours.name} vs {theirs.name} ({why})"))
+            for seed in ours.seeds:
+                lags = Cell(f"{_lag(ours.only([seed]).mean('AL'))}, {_lag(theirs.only([seed]).mean('AL'))}")
                 gaps = [results.difference(ours, theirs, seed, name) for name in measures]
                 cells = [Cell(MISSING) if gap is None else Cell(_gap(gap), gap.excludes_zero) for gap in gaps]
-                rows.append((Cell(group.label), Cell(f"{ours.name} vs {theirs.name} ({why})"), Cell(str(seed)), *cells))
+                rows.append((*label, lags, Cell(str(seed)), *cells))
+            if len(ours.seeds) > 1:
+                lags = Cell(f"{_lag(ours.mean('AL'))}, {_lag(theirs.mean('AL'))}")
+                rows.append((*label, lags, Cell(f"mean of {len(ours.seeds)}"), *(_mean_gap(ours, theirs, name) for name in measures)))
     for recipe, name in published.CORPORA.items():
         pair, bleu, meteor = published.PAIRS[recipe]
         known = {"BLEU-4": bleu, "METEOR": meteor}
@@ -172,10 +186,12 @@ def pairs(results: Results) -> Sheet:
                 cells.append(Cell(MISSING))
             else:
                 cells.append(Cell(f"{gap[0]:.4f} [{gap[1]:.3f}, {gap[2]:.3f}]", gap[1] > 0 or gap[2] < 0))
-        rows.append((Cell(f"{name} ({PAPER})"), Cell(pair), Cell("1 run"), *cells))
+        lags = Cell(", ".join(_lag(published.STREAM[recipe][one][2]) for one in pair.split(" vs ")))
+        rows.append((Cell(f"{name} ({PAPER})"), Cell(pair), lags, Cell("1 run"), *cells))
     caption = (
-        "Paired-bootstrap 95 % intervals (1000 resamples of clips), ZENDAYA (z-γ) against wait-k (w-k). Pairs are nearest in lag, and best "
-        "against best by the first measure, both chosen on these clips. Bold excludes zero."
+        "Paired-bootstrap 95 % intervals (1000 resamples of clips), ZENDAYA (z-γ) minus wait-k (w-k), with the lag of each. Pairs are "
+        "nearest in lag, and best against best by the first measure, both chosen on these clips. Bold excludes zero; of a mean over seeds "
+        "(± standard deviation) bold says that one is better on every seed by a mean of at least three times its standard error."
     )
     return Sheet("Table 4", caption, header, tuple(rows))
 
@@ -185,8 +201,7 @@ def intervals(results: Results) -> Sheet:
     header = ("Dataset", "Metric", "ZENDAYA", "95 % CI", "γ→0", "95 % CI", "Δ (95 % CI)", "p")
     rows: list[tuple[Cell, ...]] = []
     for group in results.of("offline"):
-        base = group.baseline
-        top = best([one for one in group.by_gamma() if one.gamma], group.measures[0]) if group.measures else None
+        base, top = _base_and_best(group)
         if base is None or top is None:
             continue
         seeds = sorted(set(base.seeds) & set(top.seeds))
@@ -218,7 +233,7 @@ def intervals(results: Results) -> Sheet:
 def samples(results: Results) -> Iterator[Sheet]:
     """Table A2: by the symmetric protocol, the clips on which each of two systems scores highest, with both decodes."""
     for group in results.of("streaming"):
-        chosen = [(ours, theirs) for why, ours, theirs in anchor_pairs(group) if why == "best"]
+        chosen = [(ours, theirs) for why, ours, theirs in anchor_pairs(group) if why.endswith("best")]
         if not chosen:
             continue
         ours, theirs = chosen[0]
@@ -289,12 +304,16 @@ def seeded(results: Results) -> Sheet:
 def every(results: Results) -> Sheet:
     """All decodes: quality, lag, and exposure beside its closed form."""
     measures = _measures(results.groups)
-    header = ("Dataset", "mode", "scale", "model", "setting", "seeds", *measures, "AL", "LAAL", "Ē", "Ē planned", "1/(1+γ)")
+    lags = {
+        "AL": "AL", "LAAL": "LAAL", "AP": "AP", "DAL": "DAL", "first_token": "first", "normalised_erasure": "erasure",
+        "decoder_rows": "rows",
+    }  # fmt: skip
+    header = ("Dataset", "mode", "scale", "model", "setting", "seeds", *measures, *lags.values(), "Ē", "Ē planned", "1/(1+γ)")
     rows = []
     for group in results.groups:
         for one in group.ordered:
             cells = [
-                group.recipe,
+                group.recipe + group.mark,
                 group.mode,
                 group.scale,
                 "its own" if group.family == OWN else group.family,
@@ -302,28 +321,39 @@ def every(results: Results) -> Sheet:
                 str(len(one.seeds)),
             ]
             cells += [_plain(one.over(name)) for name in measures]
-            cells += [_lag(one.mean("AL")), _lag(one.mean("LAAL"))]
-            cells += [
-                MISSING if (value := one.mean(name)) is None else f"{value:.3f}"
-                for name in ("exposure", "exposure_planned", "exposure_limit")
-            ]
+            cells += [_share(one.mean(name)) if name in ("AP", "normalised_erasure") else _lag(one.mean(name)) for name in lags]
+            cells += [_share(one.mean(name)) for name in ("exposure", "exposure_planned", "exposure_limit")]
             rows.append(tuple(Cell(text) for text in cells))
-    return Sheet("All decodes", "Every decode of the sweep, means over seeds ± standard deviation.", header, tuple(rows))
+    caption = (
+        "Every decode of the sweep, means over seeds ± standard deviation. Lags in source tokens; first is what had arrived at the first "
+        "token; erasure is tokens taken back by tokens written; rows are the decoder's, a clip."
+    )
+    return Sheet("All decodes", caption, header, tuple(rows))
 
 
 # What is chosen.
 
 
+def _base_and_best(group: Group) -> tuple[Setting | None, Setting | None]:
+    """γ→0 and the best other γ by the first measure, of the seeds that every γ has."""
+    settings = shared(group.by_gamma())
+    top = best([one for one in settings if one.gamma], group.measures[0]) if group.measures else None
+    return next((one for one in settings if one.gamma == 0), None), top
+
+
 def anchor_pairs(group: Group) -> list[tuple[str, Setting, Setting]]:
-    """(why, ours, theirs): the γ and k nearest in lag, and the best of each by the first measure."""
-    ours, theirs = [one for one in group.by_gamma() if one.gamma], group.by_k()
-    if not ours or not theirs or not group.measures:
+    """(why, ours, theirs): the γ and k nearest in lag, and the best of each by the first measure, of the seeds that all have."""
+    settings = shared([*(one for one in group.by_gamma() if one.gamma), *group.by_k()])
+    ours, theirs = [one for one in settings if one.gamma is not None], [one for one in settings if one.k is not None]
+    if not ours or not theirs or not group.measures or not ours[0].seeds:
         return []
     lags = [(abs((a.mean("AL") or 0.0) - (b.mean("AL") or 0.0)), n, m) for n, a in enumerate(ours) for m, b in enumerate(theirs)]
     _, n, m = min(lags)
     pairs = [("nearest lag", ours[n], theirs[m])]
     top, rival = best(ours, group.measures[0]), best(theirs, group.measures[0])
-    if top is not None and rival is not None:
+    if top is ours[n] and rival is theirs[m]:
+        pairs = [("nearest lag, best", top, rival)]
+    elif top is not None and rival is not None:
         pairs.append(("best", top, rival))
     return pairs
 
@@ -357,6 +387,10 @@ def _lag(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f}".replace("-", "−")
 
 
+def _share(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}"
+
+
 def _better(value: float | None, base: float | None, measure: str) -> bool:
     return value is not None and base is not None and (value > base if MORE_IS_BETTER[measure] else value < base)
 
@@ -364,6 +398,20 @@ def _better(value: float | None, base: float | None, measure: str) -> bool:
 def _gap(gap: Interval) -> str:
     low, high = (f"{value / 100:.4f}".replace("-", "−") for value in (gap.low, gap.high))
     return f"{gap.value / 100:.4f} [{low}, {high}]".replace("-", "−")
+
+
+def _less(measure: str) -> str:
+    return "" if MORE_IS_BETTER[measure] else ", less is better"
+
+
+def _mean_gap(ours: Setting, theirs: Setting, measure: str) -> Cell:
+    """The mean difference over seeds; bold where one of the two is better by the paper's rule."""
+    a, b = ours.values(measure), theirs.values(measure)
+    if not a or a.keys() != b.keys():
+        return Cell(MISSING)
+    found = over_seeds([a[seed] - b[seed] for seed in a])
+    decided = any(beats_on_every_seed([*one.values()], [*other.values()]) for one, other in ((a, b), (b, a)))
+    return Cell(f"{_plain(found)}".replace("-", "−"), decided)
 
 
 def _interval(found: Interval | None) -> tuple[Cell, Cell]:
