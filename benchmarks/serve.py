@@ -211,13 +211,14 @@ def frame(payload: bytes, opcode: int = 2) -> bytes:
 
 
 JUNK: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 10**300, -0.5, 0.3, 1e300, "", "x", "é\u202e\0", "x" * 5000, [], [[]], {}, {"a": 1},
+    None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 10**300, -0.5, 0.3, 1e300, "", "x", "é\u202e\0", "\ud800", "x" * 5000, [], [[]], {}, {"a": 1},
     "../../etc/passwd", "<img onerror=alert(1)>", ["open"], "open", "audio", "gamma=0.3", "wait-k=3", "custom=" + "9," * 60,
 ]  # fmt: skip
 TEMPLATES: dict[str, list[dict[str, Any]]] = {
     "stream": [
         {"type": "turn", "seq": 1, "gamma": 0.5}, {"type": "turn", "seq": 1, "policy": "full"}, {"type": "flush", "seq": 1},
         {"type": "ack", "received": 0}, {"type": "ping", "id": "x"}, {"type": "open"}, {"type": "resume", "received": 0},
+        {"type": "at", "ago_s": 0.5}, {"type": "end", "seq": 1}, {"type": "open", "live": True},
     ],
     "realtime": [
         {"type": "session.update", "session": {"type": "transcription", "audio": {"input": {"transcription": {"delay": "low"}}}}},
@@ -238,7 +239,7 @@ def mutated(choose: random.Random, value: Any) -> Any:
         if kind < 0.15:
             return {key: one for key, one in value.items() if key != name}
         if kind < 0.25:
-            return {**value, choose.choice(["gamma", "extra", "type", "seq", "session"]): choose.choice(JUNK)}
+            return {**value, choose.choice(["gamma", "extra", "type", "seq", "session", "\ud800"]): choose.choice(JUNK)}
         return {**value, name: mutated(choose, value[name])}
     return choose.choice(JUNK)
 

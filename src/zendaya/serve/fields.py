@@ -17,6 +17,8 @@ MAX_GAMMA = 10.0
 """Largest dial taken from outside: at 10 a window is read in its last steps, and what lies beyond says nothing new."""
 MAX_POLICY = 200
 """Characters of a policy's name."""
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half a character, as JSON may write it: without the other half it could be read, and never be said again."""
 
 Message = dict[str, Any]
 
@@ -32,7 +34,10 @@ class FieldError(ZendayaError, ValueError):
 def parse(text: str | bytes, where: str = "message") -> Message:
     """A JSON object."""
     try:
+        text = text.decode() if isinstance(text, bytes) else text
         found = json.loads(text, parse_constant=_refuse)
+        if SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FieldError(where, f"{where}: not JSON: {str(error).splitlines()[0][:120]}", "bad_json") from None
     if not isinstance(found, dict):

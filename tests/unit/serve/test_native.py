@@ -248,6 +248,8 @@ BAD = [
     ('{"type": "ack", "received": 99999}', None, "received", "bad_field"),
     ('{"type": "ack"}', None, "received", "bad_field"),
     ('{"type": "ping", "id": 7}', None, "id", "bad_field"),
+    (r'{"type": "ping", "id": "\ud800"}', None, "message", "bad_json"),
+    (r'{"type": "flush", "seq": 1, "\uDFFF": 1}', None, "message", "bad_json"),
     (bytes(63), 1, "features", "bad_shape"),
     (np.full(16, np.nan, "<f4").tobytes(), 1, "features", "not_finite"),
     (np.full(16, np.inf, "<f4").tobytes(), 1, "features", "not_finite"),
@@ -413,8 +415,9 @@ def test_a_session_that_is_too_long_is_ended_and_written_out(tiny):
 
 def test_a_ping_is_answered_at_once(running):
     wire = Wire(running, {"type": "open"})
-    wire.tell({"type": "ping", "id": "here"})
-    assert wire.until("pong")["id"] == "here"
+    for name in ("here", "\N{GRINNING FACE}"):  # which JSON writes as two halves
+        wire.tell({"type": "ping", "id": name})
+        assert wire.until("pong")["id"] == name
     wire.end()
 
 

@@ -262,6 +262,7 @@ INPUT = "session.audio.input."
     [
         ("{", "event"),
         ("7", "event"),
+        (r'{"type": "session.update", "event_id": "\ud800"}', "event"),
         (b"\0\0", "event"),
         ({"type": "response.create"}, "type"),
         ({"type": None}, "type"),
@@ -456,6 +457,8 @@ def test_wyomings_client_transcribes_twice_on_one_connection(running, alone, pcm
         (AudioStop().event(), "out_of_order", True),
         (Event("transcribe", {"gamma": -1}), "bad_field", True),
         (b"not json\n", "bad_json", False),
+        (rb'{"type": "ping", "data": {"text": "\ud800"}}' + b"\n", "bad_json", False),
+        (b'{"type": "ping", "data": {"text": "\xed\xa0\x80"}}\n', "bad_json", False),
         (b'{"type": 7}\n', "bad_field", False),
         (b'{"type": "audio-chunk", "payload_length": 99999999}\n', "bad_field", False),
         (b'{"type": "audio-chunk", "data_length": 2}\n[]', "bad_json", False),
@@ -516,6 +519,7 @@ def test_simulevals_remote_forms(running, speech, floats):
     ("body", "param"),
     [
         ("x", "segment"),
+        (r'{"data_type": "speech", "sample_rate": "\ud800"}', "segment"),
         ('{"data_type": "text"}', "data_type"),
         ('{"data_type": "speech", "sample_rate": 8000}', "sample_rate"),
         ('{"data_type": "speech", "sample_rate": 16000, "content": "no"}', "content"),
