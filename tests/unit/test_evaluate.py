@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,8 +269,30 @@ def run(*words):
     return result
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, monkeypatch):
+    """Whatever is written without being told where."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+
 def words(place, *more):
     return ("evaluate", place / "model", "manifest", place / "my.jsonl", "--store", place / "store", *more)
+
+
+def test_what_is_not_said_is_where_it_is_expected(place, monkeypatch):
+    monkeypatch.delenv("ZENDAYA_DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"the corpus manifest needs its folder or file: give PATH$"):
+        run("evaluate", place / "model", "manifest")
+    with pytest.raises(ConfigError, match="give PATH, or set ZENDAYA_DATA"):
+        run("evaluate", place / "model", "msvd")
+    monkeypatch.setenv("ZENDAYA_DATA", str(place / "corpora"))
+    with pytest.raises(ZendayaError, match=re.escape(str(place / "corpora" / "msvd"))):
+        run("evaluate", place / "model", "msvd")
+    result = run(*words(place, "--limit", 1))
+    assert "evaluated/manifest-test: traces.jsonl and scores.json" in result.stderr
+    assert sorted(path.name for path in Path("evaluated/manifest-test").iterdir()) == ["scores.json", "traces.jsonl"]
+    with pytest.raises(ZendayaError, match="give another --out, or --force"):
+        run(*words(place, "--limit", 1))
 
 
 def test_the_command_evaluates_and_its_traces_score_the_same(place, tmp_path):

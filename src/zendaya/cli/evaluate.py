@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from rich.progress import Progress as Bar
 
 from zendaya.cli import options
 from zendaya.corpora import CORPORA
+from zendaya.errors import ConfigError
 from zendaya.metrics.comparison import compare_traces
 from zendaya.metrics.quality import METRICS
 from zendaya.metrics.results import SCORES, TRACES, UNFINISHED, check_free, rescore, write_scores
@@ -37,7 +39,9 @@ _Json = Annotated[bool, typer.Option("--json", help=f"Print what {SCORES} holds.
 def evaluate(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder or hub id.")],
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help=f"One of: {', '.join(CORPORA)}.")],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder (or file) with the published files.")],
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="The folder (or file) with the published files; under $ZENDAYA_DATA if not given.")
+    ] = None,
     store: Annotated[
         Path | None, typer.Option(help="The feature store that zendaya encode made of them; the run's own if not given.")
     ] = None,
@@ -68,7 +72,11 @@ def evaluate(
     engine: options.Engine = "auto",
     precision: options.Precision = "float32",
     out: Annotated[
-        Path | None, typer.Option(help=f"The folder that {TRACES} and {SCORES} go to; an evaluation that was interrupted goes on there.")
+        Path | None,
+        typer.Option(
+            help=f"The folder that {TRACES} and {SCORES} go to, evaluated/CORPUS-SPLIT if not given; an evaluation that was interrupted "
+            "goes on there."
+        ),
     ] = None,
     force: _Force = False,
     as_json: _Json = False,
@@ -76,6 +84,7 @@ def evaluate(
     """Decode a split of a corpus as its source arrives, and score quality, lag, exposure and stability: a row a schedule."""
     from zendaya.evaluate import evaluate_corpus
 
+    path, out = path or _folder(corpus), out or Path("evaluated") / f"{corpus}-{split}"
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
@@ -99,7 +108,7 @@ def evaluate(
             out=out, force=force, report=show,
         )  # fmt: skip
     except KeyboardInterrupt:
-        if out is not None and (out / UNFINISHED).exists():
+        if (out / UNFINISHED).exists():
             console.print(f"what was decoded is kept in {out}: the same command goes on from there", soft_wrap=True)
         raise
     finally:
@@ -108,8 +117,19 @@ def evaluate(
         print(json.dumps(found.record, ensure_ascii=False))
         return
     _print_table(found.scores, found.record)
+    Console(stderr=True).print(f"{out}: {TRACES} and {SCORES}", soft_wrap=True, highlight=False)
     if found.num_left_out:
         print(f"{found.num_left_out} clips could not be encoded and are left out: see problems.jsonl in {store or 'the store'}")
+
+
+def _folder(corpus: str) -> Path:
+    """Where the recipes look for a corpus."""
+    from zendaya.recipes import data_folder, recipe, recipes
+
+    known = [config for config in map(recipe, recipes()) if getattr(config, "corpus", "") == corpus]
+    if not known or "ZENDAYA_DATA" not in os.environ:
+        raise ConfigError(f"the corpus {corpus} needs its folder or file: give PATH" + (", or set ZENDAYA_DATA" if known else ""))
+    return data_folder(known[0], None)
 
 
 def score(
