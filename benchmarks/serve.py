@@ -211,8 +211,8 @@ def frame(payload: bytes, opcode: int = 2) -> bytes:
 
 
 JUNK: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 10**300, -0.5, 0.3, 1e300, "", "x", "é\u202e\0", "\ud800", "x" * 5000, [], [[]], {}, {"a": 1},
-    "../../etc/passwd", "<img onerror=alert(1)>", ["open"], "open", "audio", "gamma=0.3", "wait-k=3", "custom=" + "9," * 60,
+    None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 10**300, -0.5, 0.3, 1e300, "", "x", "é\u202e\0", "\ud800", "x" * 5000, [], [[]], {},
+    {"a": 1}, "../../etc/passwd", "<img onerror=alert(1)>", ["open"], "open", "audio", "gamma=0.3", "wait-k=3", "custom=" + "9," * 60,
 ]  # fmt: skip
 TEMPLATES: dict[str, list[dict[str, Any]]] = {
     "stream": [

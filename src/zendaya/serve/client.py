@@ -422,7 +422,12 @@ class Client:
         elif sort == "finished":
             if self._again.count < self._told.count:
                 raise _different(self.url)
-            self.reason = message["reason"]
+            with self._room:
+                self.reason, self._over = message["reason"], True
+                left = self.buffered
+            if left:
+                said = f"the server has ended the session ({self.reason}) without the last {left} bytes: send them with a new client"
+                raise ServerError(said, "over")
             self._arrived.put(None)
             return True
         return False

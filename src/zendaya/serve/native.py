@@ -113,8 +113,13 @@ class Kept:
         """Whether all has been said and acknowledged."""
         return bool(self.final) and not self.events
 
+    @property
+    def over(self) -> bool:
+        """Whether the server has ended it: what comes now is not taken, and stays the client's, for another session."""
+        return bool(self.final) or self.reason != "end"
+
     def end(self, reason: str) -> None:
-        """The source ends here."""
+        """The source ends here, for a reason that is the server's."""
         if self.stream is not None and not self.stream.ended:
             self.reason = reason
             self.stream.end()
@@ -212,8 +217,9 @@ class Native:
         try:
             line = await Line.accept(websocket, self.server.config.slow_s)
             kept = await self._greet(line, seat)
-            if seat is not None and kept.seat is seat:
-                seat = None
+            if seat is not None and kept.seat is not seat:
+                seat.free()  # it goes on with a session that has one
+            seat = None
             await self._serve(line, kept)
         except HangUpError as bye:
             assert line is not None
@@ -320,16 +326,16 @@ class Native:
         assert kept.stream is not None
         kept.stream.ago_s, kept.heard_s = 0.0, asyncio.get_running_loop().time()
         config, served = self.server.config, self.server.served
-        traits = kept.stream.intake.encoder.traits
+        traits, acknowledged = kept.stream.intake.encoder.traits, kept.taken
         await line.send(
             {
                 "type": "opened", "session": kept.id, "token": kept.token, "model": served.name, "source": kept.kind,
                 "schedule": str(kept.stream.wish.schedule), "window": kept.stream.window, "tokens_per_s": traits.tokens_per_s,
-                "dim": traits.dim, "received": kept.taken, "max_message": config.max_message, "max_unread": config.max_unread,
+                "dim": traits.dim, "received": acknowledged, "max_message": config.max_message, "max_unread": config.max_unread,
             }
         )  # fmt: skip
         kept.changed.set()
-        writer = asyncio.create_task(self._write(line, kept))
+        writer = asyncio.create_task(self._write(line, kept, acknowledged))
         reader = asyncio.create_task(self._read(line, kept))
         watcher = asyncio.create_task(self._watch(kept))
         try:
@@ -350,15 +356,15 @@ class Native:
             await asyncio.sleep(left_s)
         kept.end("idle")
 
-    async def _write(self, line: Line, kept: Kept) -> None:
+    async def _write(self, line: Line, kept: Kept, acknowledged: int) -> None:
         """Events, and how far the client's messages were taken; closed once the last is acknowledged."""
-        place, acknowledged = kept.first - 1, kept.taken
+        place = kept.first - 1
         while kept.line is line:
-            if kept.taken > acknowledged:
-                acknowledged = kept.taken
-                await line.send({"type": "ack", "received": acknowledged})
             skip = max(0, place + 1 - kept.first)
             ahead = [kept.events[at] for at in range(skip, min(skip + 64, len(kept.events)))]
+            if kept.taken > acknowledged:  # before these events: who is told the last one knows what was taken
+                acknowledged = kept.taken
+                await line.send({"type": "ack", "received": acknowledged})
             for number, text in ahead:
                 await line.send(text)
                 kept.sent_up_to(number)
@@ -397,28 +403,26 @@ class Native:
         if stream.unread + len(payload) > self.server.config.max_unread:
             limit = self.server.config.max_unread
             raise HangUpError(OVERRUN, "overrun", "seq", f"seq: more than {limit} bytes would wait to be read: wait for acknowledgements")
+        if stream.source_s > self.server.config.max_source_s and not stream.ended:
+            kept.end("too_long")
+            return
         kept.received, kept.heard_s = number, asyncio.get_running_loop().time()
         try:
             if stream.ended:
                 raise FieldError("seq", "seq: the source has ended: open a new session for more", "ended")
-            if stream.source_s > self.server.config.max_source_s:
-                kept.end("too_long")
-                raise FieldError("seq", f"seq: a session takes {self.server.config.max_source_s:g} s of source: open a new one", "too_long")
             stream.source(payload, number)
         except FieldError as error:
             self._refuse(kept, number, error)
 
     def _refuse(self, kept: Kept, number: int, error: FieldError) -> None:
-        if kept.final:
-            kept.taken = max(kept.taken, number)
-            kept.changed.set()
-            return
         kept.refuse(number, error.code, error.field, str(error))
         assert kept.stream is not None
         kept.stream.skip(number)
 
     def _is_next(self, kept: Kept, number: int) -> bool:
         """Whether a message is the one to take now; one that was taken comes twice after a cut, and is passed over."""
+        if number and kept.over:
+            return False
         if number > kept.received + 1 or number == 0:
             raise FieldError("seq", f"seq: expected {kept.received + 1}: got {number}; send again from there", "out_of_order")
         return number == kept.received + 1

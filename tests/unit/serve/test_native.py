@@ -394,6 +394,18 @@ def test_a_full_server_takes_nobody_new_and_its_own_back(tiny):
         assert Wire(running, {"type": "open"}).opened["type"] == "opened"
 
 
+def test_who_comes_back_without_saying_so_in_the_address_takes_no_second_seat(tiny):
+    with serving(tiny, max_sessions=2) as running:
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.cut()
+        known = {"session": wire.opened["session"], "token": wire.opened["token"]}
+        wire = Wire(running, {"type": "resume", **known, "received": 0})
+        assert len(running.server.seats) == 1
+        wire.source(rows(1).tobytes())
+        assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
+        wait_for(lambda: not running.server.seats)
+
+
 def test_patience_writes_from_what_has_come(running):
     wire = Wire(running, {"type": "open", "gamma": 0.2, "patience_s": 0.2, "rate": 100})
     wire.source(rows(1, 3).tobytes())
@@ -409,8 +421,45 @@ def test_a_session_that_is_too_long_is_ended_and_written_out(tiny):
         wire.source(rows(2, 3).tobytes())
         last = wire.until("finished")
         assert last["reason"] == "too_long"
-        assert [event["code"] for event in wire.events if event["type"] == "refused"] == ["too_long"]
+        assert [event for event in wire.events if event["type"] == "refused"] == []
+        assert [message["received"] for message in wire.others] == [1]  # the second is the client's, for another session
         assert texts(wire.events) == alone(tiny, "0.5", rows(1, 33))
+
+
+@pytest.mark.parametrize("reason", ["draining", "idle"])
+def test_what_comes_after_the_server_has_ended_a_stream_is_not_taken(running, tiny, reason):
+    wire = Wire(running, {"type": "open", "gamma": 0.5})
+    wire.source(rows(1).tobytes())
+    assert wire.until("ack")["received"] == 1
+    kept = running.sessions[wire.opened["session"]]
+    running.call(kept.end, reason)
+    wait_for(lambda: kept.over)
+    for moment in ("written out", "finished"):
+        if moment == "finished" and not any(event["type"] == "finished" for event in wire.events):
+            wire.until("finished")
+        wire.source(rows(2).tobytes())
+        wire.say("turn", gamma=1)
+        wire.say("end")
+        wire.tell({"type": "ping", "id": "here"})
+        wire.until("pong")
+    assert wire.events[-1]["reason"] == reason
+    assert [message for message in wire.others if message["type"] != "pong"] == [{"type": "ack", "received": 1}]
+    assert texts(wire.events) == alone(tiny, "0.5", rows(1))
+    assert not any(event["type"] == "refused" for event in wire.events)
+    wire.socket.close()
+
+
+def test_a_client_is_told_what_the_server_has_not_taken(tiny):
+    with serving(tiny, max_source_s=10) as running, Client(f"ws://{running.host}", source="features", gamma=0.5) as client:
+        client.send(rows(1, 33))  # 11 s
+        client.send(rows(2, 3))
+        wait_for(lambda: not client._thread.is_alive())
+        found = []
+        with pytest.raises(ZendayaError, match=r"\(too_long\) without the last 192 bytes"):
+            found.extend(client.captions())
+        assert (client.reason, client.buffered) == ("too_long", 192)
+        with pytest.raises(ZendayaError, match="too_long"):
+            client.send(rows(2, 3))
 
 
 def test_a_ping_is_answered_at_once(running):
