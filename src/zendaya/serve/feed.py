@@ -42,12 +42,14 @@ class Feed:
     async def send(self, payload: bytes, *, within_s: float | None = None) -> None:
         """More of the source, once there is room for it; a FieldError if there is none in time, or it cannot be."""
         limit = self.server.config.max_unread
-        while self.stream.unread and self.stream.unread + len(payload) > limit:
+        while not self.stream.closed and self.stream.unread and self.stream.unread + len(payload) > limit:
             self._room.clear()
             try:
                 await asyncio.wait_for(self._room.wait(), within_s)
             except asyncio.TimeoutError:
                 raise FieldError("audio", f"audio: {limit} bytes wait to be heard: send no faster than it is spoken", "overrun") from None
+        if self.stream.ended or self.stream.closed:
+            raise FieldError("audio", "audio: the source has ended: begin a new one", "ended")
         if self.stream.source_s > self.server.config.max_source_s:
             raise FieldError("audio", f"audio: at most {self.server.config.max_source_s:g} s of source are taken at a time", "too_long")
         self.stream.source(payload)
@@ -71,7 +73,11 @@ class Feed:
                 yield note.moment
 
     def close(self) -> None:
-        self.stream.close()
+        """Let the stream go; who waits for its notes, or for room, waits no longer."""
+        if not self.stream.closed:
+            self.stream.close()
+            self._notes.put_nowait(Note("failed", error="the stream was let go"))
+            self._room.set()
 
 
 class Prose:

@@ -114,6 +114,15 @@ def known(message: Mapping[str, Any], fields: tuple[str, ...]) -> None:
             raise FieldError(field[:64], f"{field[:64]}: no such field here: expected {', '.join(fields)}", "unknown_field")
 
 
+def sayable(message: Mapping[str, str]) -> None:
+    """Refuse texts with half a character, which a form may hold in a charset of its own."""
+    for field, value in message.items():
+        try:
+            (field + value).encode()
+        except UnicodeEncodeError:
+            raise FieldError(ascii(field)[1:-1][:64], f"{ascii(field)[1:-1][:64]}: not Unicode: send it in UTF-8") from None
+
+
 def pcm(message: Mapping[str, Any], field: str, *, longest: int) -> bytes:
     """Samples in base64, of two bytes each."""
     value = message.get(field)

@@ -7,6 +7,8 @@ been written, so that delays are those of the source and not of the network.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -53,38 +55,42 @@ class Remote:
             self._seat.free()
         self._feed = self._seat = None
 
-    def _stay(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.close)
+    @contextlib.asynccontextmanager
+    async def _asked(self) -> AsyncIterator[None]:
+        """One request after the other; between them the evaluation waits so long, and no longer."""
+        async with self._turn:
+            if self._expiry is not None:
+                self._expiry.cancel()
+            try:
+                yield
+            finally:
+                if self._feed is not None:
+                    self._expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.close)
 
     async def reset(self, request: Request) -> Response:
         """A new source begins."""
-        async with self._turn:
+        async with self._asked():
             self.close()
         return JSONResponse({})
 
     async def input(self, request: Request) -> Response:
         """A segment of the source."""
-        async with self._turn:
+        async with self._asked():
             try:
-                segment = fields.parse(await in_time(_body(request), self.server.config.slow_s), "segment")
-                samples = _samples(segment)
-                finished = segment.get("finished", False)
-                if not isinstance(finished, bool):
-                    raise FieldError("finished", "finished: expected true or false")
+                body = await in_time(_body(request), self.server.config.slow_s)
+                samples, finished = await asyncio.to_thread(_segment, body)
                 if self._feed is None and (answer := self._begin()) is not None:
                     return answer
-                assert self._feed is not None
-                if self._feed.stream.ended:
+                feed = self._feed
+                assert feed is not None
+                if feed.stream.ended:
                     raise FieldError("content", "content: the source has ended: ask for the output, or reset")
                 if samples.size:
-                    await self._feed.send(samples.tobytes())
+                    await feed.send(samples.tobytes())
                 if finished:
-                    self._feed.stream.end()
+                    feed.stream.end()
             except FieldError as error:
                 return JSONResponse({"error": {"message": str(error), "param": error.field, "code": error.code}}, 400)
-            self._stay()
             return JSONResponse({})
 
     def _begin(self) -> Response | None:
@@ -100,15 +106,16 @@ class Remote:
 
     async def output(self, request: Request) -> Response:
         """The words that what was sent has made whole."""
-        async with self._turn:
+        async with self._asked():
             words, finished = list[str](), False
             if self._feed is not None:
-                self._stay()
                 try:
                     words, finished = await self._written(self._feed)
                 except StreamFailedError as error:
                     self.close()
-                    return JSONResponse({"error": {"message": str(error), "param": "content", "code": "failed"}}, 400)
+                    if self.server.draining:
+                        return refusal(self.server)
+                    return JSONResponse({"error": {"message": f"content: {error}", "param": "content", "code": "failed"}}, 400)
             segment: dict[str, Any] = {"index": 0, "finished": finished, "tgt_lang": None, "config": {}}
             if words or finished:
                 segment |= {"content": " ".join(words), "is_empty": False, "data_type": "text"}
@@ -131,12 +138,18 @@ class Remote:
 
 
 async def _body(request: Request) -> bytes:
-    body = b""
+    body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > MAX_BODY:
             raise HTTPException(413, f"a segment of more than {MAX_BODY} bytes: make --source-segment-size smaller")
-    return body
+    return bytes(body)
+
+
+def _segment(body: bytes) -> tuple[np.ndarray[Any, np.dtype[np.float32]], bool]:
+    """The samples of a segment, and whether it is the last; too long to be read in the event loop."""
+    segment = fields.parse(body, "segment")
+    return _samples(segment), fields.flag(segment, "finished", default=False)
 
 
 def _samples(segment: Message) -> np.ndarray[Any, np.dtype[np.float32]]:

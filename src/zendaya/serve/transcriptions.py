@@ -106,6 +106,7 @@ def _options(server: Server, form: FormData) -> tuple[BinaryIO, dict[str, Any]]:
     if not isinstance(upload, UploadFile):
         raise FieldError("file", "file: expected a recording")
     given = {name: value for name, value in form.items() if isinstance(value, str)}
+    fields.sayable(given)
     if given.get("model", server.served.name) != server.served.name:
         raise FieldError("model", f"model: {server.served.name} is served here: got {given['model'][:60]!r}", "model_not_found")
     if "audio" not in server.served.kinds:
@@ -163,27 +164,30 @@ async def _moments(feed: Feed, heard: asyncio.Task[None]) -> AsyncIterator[Momen
     """What is written, or what is wrong with the recording."""
     moments = feed.moments()
     following: asyncio.Future[Moment] | None = None
-    while True:
-        following = following or asyncio.ensure_future(anext(moments))
-        waited: set[asyncio.Future[Any]] = {following} if heard.done() else {following, heard}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if heard.done() and heard.exception() is not None:
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(moments))
+            waited: set[asyncio.Future[Any]] = {following} if heard.done() else {following, heard}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if heard.done() and heard.exception() is not None:
+                heard.result()
+            if following.done():
+                try:
+                    yield following.result()
+                except StopAsyncIteration:
+                    return
+                following = None
+    finally:
+        if following is not None:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            heard.result()
-        if following.done():
-            try:
-                yield following.result()
-            except StopAsyncIteration:
-                return
-            following = None
 
 
 async def _gathered(feed: Feed, heard: asyncio.Task[None]) -> list[Moment]:
     return [moment async for moment in _moments(feed, heard)]
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, list[Moment]]) -> list[Moment]:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Sent]) -> Sent:
     """Do something for a client, as long as it is there."""
     doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
@@ -223,13 +227,16 @@ class _Sent(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them all."""
+        """Send them all, as long as the client is there."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with contextlib.suppress(asyncio.TimeoutError, OSError):
-            async for event in self._events:
-                data = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
-                await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), self._slow_s)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with contextlib.suppress(asyncio.TimeoutError, OSError, HTTPException):
+            await _unless_gone(Request(scope, receive), self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        async for event in self._events:
+            data = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), self._slow_s)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _formed(moments: list[Moment], feed: Feed, options: dict[str, Any], rate: float) -> Response:

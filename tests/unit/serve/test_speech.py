@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import concurrent.futures
+import contextlib
 import functools
 import importlib.resources
 import importlib.util
@@ -12,6 +14,8 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 import wave
 from pathlib import Path
 
@@ -37,6 +41,7 @@ from zendaya.encoders.media import read_audio
 from zendaya.engine import engine_for
 from zendaya.live import at_once, run
 from zendaya.pretrained import load_live
+from zendaya.serve import remote
 from zendaya.serve.served import Resampler, Served
 
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
@@ -78,6 +83,24 @@ def alone(speech):
         return known[key]
 
     return write
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold a server's model, both threads of it, for a time."""
+
+    @contextlib.contextmanager
+    def hold(running):
+        go_on, hub = threading.Event(), running.server.hub
+        rounds, read = hub._company.round, running.server.served.encoder.read
+        monkeypatch.setattr(hub._company, "round", lambda: go_on.wait(60) and rounds())
+        monkeypatch.setattr(running.server.served.encoder, "read", lambda *source: go_on.wait(60) and read(*source))
+        try:
+            yield
+        finally:
+            go_on.set()
+
+    return hold
 
 
 def words(text):
@@ -380,6 +403,10 @@ def test_bodies_that_are_no_forms_and_recordings_that_end_early(running, pcm):
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_file")
     answer = httpx.post(url, files={"file": ("x.wav", cut)}, data={"stream": "true"}, timeout=60)  # it was begun: the error is an event
     assert json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"] == "bad_file"
+    part = b'--x\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+    body = part % (b"file", b'; filename="x.wav"', file_of(pcm)) + part % (b"language", b"", b"+2AA-") + b"--x--\r\n"
+    answer = httpx.post(url, content=body, headers={"content-type": "multipart/form-data; boundary=x; charset=utf-7"}, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "language")
     assert httpx.get(url).status_code == 405
 
 
@@ -409,6 +436,17 @@ def test_who_leaves_before_the_answer_is_not_worked_for(running, pcm):
 
     asyncio.run(leave())
     wait_for(lambda: not running.server.seats and not len(running.server.hub))
+
+
+def test_who_leaves_while_text_is_streamed_is_not_worked_for(hearing, held, pcm):
+    with serving(hearing) as running, held(running):  # nothing is written, so that nothing is sent
+        data = {"file": ("x.wav", file_of(pcm))}
+        with httpx.stream(
+            "POST", f"http://{running.host}/v1/audio/transcriptions", files=data, data={"stream": "true"}, timeout=60
+        ) as answer:
+            assert answer.status_code == 200
+            assert len(running.server.seats) == 1
+        wait_for(lambda: not running.server.seats and not len(running.server.hub), 10)
 
 
 # Home Assistant's.
@@ -533,6 +571,43 @@ def test_a_bad_segment_is_named(running, body, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     httpx.post(f"http://{running.host}/reset", timeout=60)
     wait_for(lambda: not running.server.seats)
+
+
+def test_an_evaluation_waits_for_its_client_and_not_for_itself(hearing, held, floats):
+    with serving(hearing, orphan_s=0.3) as running, httpx.Client(base_url=f"http://{running.host}", timeout=60) as client:
+        with concurrent.futures.ThreadPoolExecutor() as threads, held(running):
+            client.put("/input", content=json.dumps(segment(floats[:64000], finished=False)))
+            asked = threads.submit(client.get, "/output")
+            time.sleep(0.6)
+        assert (asked.result(20).status_code, asked.result().json()["finished"]) == (200, False)
+        wait_for(lambda: not running.server.seats)  # then nobody came
+        assert client.post("/reset").status_code == 200
+
+
+@pytest.mark.parametrize(("asked", "status"), [("/output", 503), ("/input", 400)])
+def test_who_asks_an_evaluation_that_is_let_go_is_answered(hearing, held, floats, monkeypatch, asked, status):
+    with serving(hearing, max_unread=1000) as running, httpx.Client(base_url=f"http://{running.host}", timeout=60) as client:
+        with concurrent.futures.ThreadPoolExecutor() as threads, held(running):
+            body = json.dumps(segment(floats[:64000], finished=False))
+            client.put("/input", content=body)
+            wait_for(lambda: not running.server.hub._to_encode)
+            running.server.draining = True
+            answer = threads.submit(client.get, "/output") if asked == "/output" else threads.submit(client.put, "/input", content=body)
+            time.sleep(0.3)
+            assert not answer.done()
+            running.call(running.app.state.remote.close)
+            assert answer.result(20).status_code == status
+        wait_for(lambda: not running.server.seats and not len(running.server.hub))
+
+
+def test_a_segment_is_read_beside_the_event_loop(running, floats, monkeypatch):
+    read, threads = remote._samples, []
+    monkeypatch.setattr(remote, "_samples", lambda segment: threads.append(threading.current_thread().name) or read(segment))
+    for path in ("/reset", "/input", "/reset"):
+        body = json.dumps(segment(floats[:1600], finished=False)) if path == "/input" else ""
+        httpx.request("PUT" if path == "/input" else "POST", f"http://{running.host}{path}", content=body, timeout=60)
+    assert len(threads) == 1
+    assert "server" not in threads
 
 
 @pytest.mark.skipif(
