@@ -143,11 +143,13 @@ class Realtime:
             if form.get("rate", RATES[0]) not in RATES:
                 raise FieldError(f"{where}format.rate", f"{where}format.rate: expected 24000 or 16000: got {str(form['rate'])[:20]}")
             target["format"]["rate"] = form.get("rate", RATES[0])
+            if self.open is not None and target["format"]["rate"] != self.rate:
+                raise FieldError(f"{where}format.rate", f"{where}format.rate: {self.rate} until what was appended is committed or cleared")
         if sound.get("turn_detection") is not None:
             raise FieldError(f"{where}turn_detection", f"{where}turn_detection: expected null: turns are yours to commit")
         gamma = self._transcription(sound, target["transcription"], where)
         if "gamma" in given:
-            gamma = fields.gamma(given["gamma"], "session.gamma")
+            gamma, target["transcription"]["delay"] = fields.gamma(given["gamma"], "session.gamma"), None
         if gamma is not None:
             target["transcription"]["gamma"] = gamma
         if "include" in given and isinstance(given["include"], list):
@@ -202,7 +204,8 @@ class Realtime:
         item, self.open = self.open, None
         if item is not None:
             item.feed.close()
-            self.writing.pop(item).cancel()
+            if (writing := self.writing.pop(item, None)) is not None:
+                writing.cancel()
         await self.send("input_audio_buffer.cleared")
 
     async def write(self, item: Item) -> None:
@@ -215,6 +218,8 @@ class Realtime:
             usage = {"type": "duration", "seconds": item.feed.stream.source_s}
             await self.send(f"{kind}.completed", item_id=item.name, content_index=0, transcript=prose.text, usage=usage)
         except StreamFailedError as error:
+            if self.open is item:
+                self.open = None  # what is appended next begins another
             problem = {"type": "server_error" if error.internal else "invalid_request_error", "code": "transcription_failed"}
             with contextlib.suppress(ConnectionError):
                 await self.send(

@@ -244,7 +244,8 @@ def test_the_dial_in_five_words_and_by_itself_mid_stream(running, pcm):
         assert one.until("session.updated")["session"]["audio"]["input"]["transcription"]["gamma"] == gamma
     one.tell("input_audio_buffer.append", audio=base64_of(pcm[:80000]))
     one.tell("session.update", session={"gamma": 0.42})
-    assert one.until("session.updated")["session"]["audio"]["input"]["transcription"]["gamma"] == 0.42
+    updated = one.until("session.updated")["session"]["audio"]["input"]["transcription"]
+    assert (updated["gamma"], updated["delay"]) == (0.42, None)
     one.tell("input_audio_buffer.append", audio=base64_of(pcm[80000:]))
     one.tell("input_audio_buffer.commit")
     one.until("conversation.item.input_audio_transcription.completed")
@@ -275,6 +276,45 @@ def test_what_is_cleared_is_not_written_and_the_older_form_is_understood(running
     assert completed["transcript"] == alone(pcm).strip()
     one.socket.close()
     wait_for(lambda: not running.server.seats and not len(running.server.hub))
+
+
+def test_the_rate_of_what_is_being_appended_stays(running, pcm):
+    one = Realtime(running)
+    one.tell("session.update", session=configured(16000))
+    one.tell("input_audio_buffer.append", audio=base64_of(pcm[:1600]))
+    one.tell("session.update", session=configured(24000, delay="high"))
+    assert one.until("error")["error"]["param"] == INPUT + "format.rate"
+    one.tell("session.update", session=configured(16000))
+    one.until("session.updated")
+    one.tell("input_audio_buffer.clear")
+    one.tell("session.update", session=configured(24000))
+    updated = one.until("session.updated")
+    assert updated["session"]["audio"]["input"]["format"]["rate"] == 24000
+    assert updated["session"]["audio"]["input"]["transcription"]["gamma"] == 0.5  # nothing was taken of what could not be
+    one.socket.close()
+
+
+@pytest.mark.parametrize("then", ["append", "commit", "clear"])
+def test_what_follows_an_item_that_failed_begins_another(hearing, monkeypatch, then):
+    with serving(hearing) as running:
+        one, kind = Realtime(running), "conversation.item.input_audio_transcription"
+        one.tell("session.update", session=configured(16000))
+        with monkeypatch.context() as patch:
+            patch.setattr(hearing.encoder, "read", lambda *source: 1 / 0)
+            one.tell("input_audio_buffer.append", audio=base64_of(np.zeros(1600, "<i2")))
+            failed = one.until(f"{kind}.failed")
+        assert (failed["error"]["type"], failed["error"]["code"]) == ("server_error", "transcription_failed")
+        if then == "clear":
+            one.tell("input_audio_buffer.clear")
+            one.until("input_audio_buffer.cleared")
+        elif then == "commit":
+            one.tell("input_audio_buffer.commit")
+            assert one.until("error")["error"]["code"] == "input_audio_buffer_commit_empty"
+        one.tell("input_audio_buffer.append", audio=base64_of(np.zeros(64000, "<i2")))
+        one.tell("input_audio_buffer.commit")
+        assert one.until(f"{kind}.completed")["item_id"] != failed["item_id"]
+        one.socket.close()
+        wait_for(lambda: not running.server.seats and not len(running.server.hub))
 
 
 INPUT = "session.audio.input."
