@@ -109,10 +109,9 @@ class _Talk:
         """Until the client leaves, or sends what cannot be read at all."""
         while True:
             try:
-                line = await asyncio.wait_for(self._reader.readline(), self.server.config.idle_s)
-                if not line:
+                found = await asyncio.wait_for(self._event(), self.server.config.idle_s)
+                if found is None:
                     return
-                sort, data, payload = await self._event(line)
             except asyncio.TimeoutError:
                 await self.send("error", {"text": f"nothing came for {self.server.config.idle_s:g} s", "code": "idle"})
                 return
@@ -120,12 +119,14 @@ class _Talk:
                 await self.send("error", {"text": str(error), "code": getattr(error, "code", "bad_line")})
                 return
             try:
-                await self._take(sort, data, payload)
+                await self._take(*found)
             except FieldError as error:
                 await self.send("error", {"text": str(error), "code": error.code})
 
-    async def _event(self, line: bytes) -> tuple[str, Message, bytes]:
-        """An event and what follows its line."""
+    async def _event(self) -> tuple[str, Message, bytes] | None:
+        """An event and what follows its line; None when there will be no more."""
+        if not (line := await self._reader.readline()):
+            return None
         head = fields.parse(line, "event")
         data = fields.mapping(head, "data") if head.get("data") is not None else {}
         length = fields.whole(head, "data_length", 0, MAX_LINE, 0) if head.get("data_length") is not None else 0
@@ -183,6 +184,8 @@ class _Talk:
             await self.send("error", {"text": str(error), "code": "failed"})
         except ConnectionError:
             self._writer.close()
+        if self.server.draining:
+            self._writer.close()  # there is no other recording to wait for
 
 
 def describe(server: Server) -> dict[str, Any]:

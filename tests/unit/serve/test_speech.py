@@ -560,6 +560,23 @@ def test_wyoming_errors_are_events(running, event, code, goes_on):
     wait_for(lambda: not running.server.seats and not len(running.server.hub))
 
 
+def test_wyoming_lets_go_of_who_has_its_transcript_when_the_server_goes_down(hearing):
+    async def talk(running):
+        async with AsyncTcpClient("127.0.0.1", running.wyoming_port) as client:
+            audio = bytes(128_000)
+            await client.write_event(AudioStart(rate=16000, width=2, channels=1).event())
+            await client.write_event(AudioChunk(rate=16000, width=2, channels=1, audio=audio).event())
+            wait_for(lambda: len(running.server.hub))
+            running.call(running.listener.begin_drain, 0.0)
+            await until(client, Transcript)  # it says nothing, and need not
+            while await asyncio.wait_for(client.read_event(), 10) is not None:
+                pass
+
+    with serving(hearing, wyoming_port=0) as running:
+        asyncio.run(talk(running))
+        wait_for(lambda: not running.server.seats, 10)
+
+
 # SimulEval's.
 
 
@@ -714,6 +731,9 @@ def test_who_says_nothing_is_not_waited_for_without_end(speech):
             while piece := raw.recv(4096):
                 said += piece
             assert b'"idle"' in said
+        with socket.create_connection(("127.0.0.1", running.wyoming_port), timeout=10) as raw:
+            raw.sendall(b'{"type": "audio-chunk", "payload_length": 100}\nhalf of it')
+            assert b'"idle"' in raw.recv(4096)
         wait_for(lambda: not running.server.seats)
 
 
