@@ -9,6 +9,7 @@ import shutil
 import socket
 import struct
 import threading
+import time
 import wave
 from pathlib import Path
 
@@ -45,6 +46,9 @@ class Proxy:
         self.port, self.whole, self.cuts = 0, True, 0
         self.late = False
         """No stream is let through yet, but all else."""
+        self.held = ""
+        """A file that does not come yet."""
+        self.holds = False
         self._open = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -78,6 +82,9 @@ class Proxy:
     def _carry(self, one, other):
         with contextlib.suppress(OSError):
             while (data := one.recv(65536)) and not (self.late and data.startswith(b"GET /v1/stream")):
+                while self.held and data.startswith(f"GET {self.held} ".encode()):
+                    self.holds = True
+                    time.sleep(0.01)
                 other.sendall(data)
         for each in (one, other):
             self._open.discard(each)
@@ -405,6 +412,59 @@ def test_a_server_with_a_key(browser, served):
         here.leave()
 
 
+@needs_chromium
+def test_a_source_too_long_for_a_session_goes_on_in_the_next_with_nothing_lost(browser, served):
+    with serving(served, max_source_s=4) as running:
+        here = Visit(browser, f"http://{running.host}").go()
+        here.page.get_by_label("Sound").uncheck()
+        here.press("Sample")
+        here.finished()
+        playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("0")
+        sessions = [[messages[number] for number in sorted(messages)] for messages in here.sent.values()]
+        here.leave()
+    assert len(sessions) == 3
+    taken = [one[: one.index(other[0])] for one, other in itertools.pairwise(sessions)]
+    assert [sum(map(len, each)) / 32000 for each in taken] == pytest.approx([4, 4], abs=0.1)
+    with wave.open(str(RECORDING)) as recording:
+        assert b"".join(itertools.chain(*taken, sessions[-1])) == recording.readframes(recording.getnframes())
+
+
+@needs_chromium
+def test_a_connection_made_while_it_was_asked_why_the_last_was_refused_stays_the_only_one(visit, proxy):
+    here, asked, made = visit(proxy.url).go(), [], []
+    here.page.on("websocket", lambda socket: made.append(socket))
+    here.press("Sample")
+    playwright_api.expect(here.page.locator("#status")).to_have_text("Connected", timeout=LIMIT_MS)
+    here.page.route("**/readyz", lambda route: asked.append(route))
+    proxy.late = True
+    proxy.cut()
+    proxy.mend()
+    wait_for(lambda: here.page.wait_for_timeout(50) or asked, LIMIT_MS / 1000)
+    proxy.late = False
+    here.page.evaluate("dispatchEvent(new Event('online'))")
+    playwright_api.expect(here.page.locator("#status")).to_have_text("Connected", timeout=LIMIT_MS)
+    count = len(made)
+    for each in asked:
+        each.continue_()
+    here.page.wait_for_timeout(1000)  # longer than the page waits before it connects again
+    assert len(made) == count
+    here.press("Stop")
+    here.finished()
+
+
+@needs_chromium
+def test_a_microphone_that_is_stopped_before_it_is_heard_is_no_failure(visit, proxy):
+    here = visit(proxy.url).go()
+    proxy.held = "/page/capture.js"
+    here.press("Microphone")
+    wait_for(lambda: here.page.wait_for_timeout(50) or proxy.holds, LIMIT_MS / 1000)
+    playwright_api.expect(here.page.locator("#status")).to_have_text("Connected", timeout=LIMIT_MS)
+    here.press("Stop")
+    here.page.wait_for_timeout(500)
+    proxy.held = ""
+    here.finished()
+
+
 # With a stand-in for the server's socket.
 
 OPENED = {
@@ -450,6 +510,16 @@ class Stub:
         self.wait(lambda: len(self.told) > connection and sum(isinstance(each, bytes) for each in self.told[connection]) >= least)
         return [struct.unpack_from("<Q", each)[0] for each in self.told[connection] if isinstance(each, bytes)]
 
+    def numbers(self, connection):
+        """Those of all its messages that have one."""
+        found = (struct.unpack_from("<Q", each)[0] if isinstance(each, bytes) else each.get("seq") for each in self.told[connection])
+        return [each for each in found if each is not None]
+
+    def stop(self):
+        """The source is stopped, and its end has come."""
+        self.here.press("Stop")
+        self.wait(lambda: not isinstance(self.told[-1][-1], bytes) and self.told[-1][-1]["type"] == "end")
+
     def wait(self, condition):
         wait_for(lambda: self.here.page.wait_for_timeout(50) or condition(), LIMIT_MS / 1000)  # it hears while the page is waited for
 
@@ -461,9 +531,9 @@ class Stub:
             self.number += 1
             self.say(text_event(self.number, text, 0.3 * self.number))
 
-    def finish(self):
+    def finish(self, reason="end"):
         self.number += 1
-        self.say({"type": "finished", "seq": self.number, "reason": "end", "source_s": 1.0})
+        self.say({"type": "finished", "seq": self.number, "reason": reason, "source_s": 1.0})
 
 
 @pytest.fixture
@@ -559,13 +629,13 @@ def test_a_session_that_the_server_has_forgotten_is_said_and_another_goes_on(stu
     here, server = stub()
     server.sources(0, 10)
     server.say({"type": "ack", "received": 10})
-    server.write(" one")
+    server.say(text_event(1, " one", 0.3, last=True))
     here.words.nth(0).wait_for()
     server.sockets[-1].close(code=4404, reason="unknown_session")
     assert server.sources(1, 3)[:3] == [1, 2, 3]
     assert [told[0]["type"] for told in server.told] == ["open", "open"]
     assert server.told[0][0]["session"] != server.told[1][0]["session"]
-    # The 0.8 s that it had taken, but the 0.8 s that the one word had read: nothing is lost.
+    # Of the 0.8 s that it had taken, the window of 0.8 s has been written: nothing is lost.
     playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("0")
     server.number = 0
     server.write(" two")
@@ -573,13 +643,65 @@ def test_a_session_that_the_server_has_forgotten_is_said_and_another_goes_on(stu
     assert here.words.all_inner_texts() == ["one", "two"]
     words = here.saved()["words"]
     assert words[1]["spoken_s"] == pytest.approx(words[0]["spoken_s"] + 10 * 0.08)
-    # The next time it has taken more than was written, and that is lost.
+    # The next time it has taken 2 s and written what was said in the first 0.3 of them, though the word had read more: the rest is lost.
     server.sources(1, 25)
     server.say({"type": "ack", "received": 25})
     server.sockets[-1].close(code=4404, reason="unknown_session")
-    playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("1.2", timeout=LIMIT_MS)
+    playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("1.7", timeout=LIMIT_MS)
     server.number = 0
     server.finish()
+
+
+@needs_chromium
+def test_a_session_that_the_server_has_forgotten_after_the_stop_is_over_and_what_was_lost_is_said(stub):
+    here, server = stub()
+    server.sources(0, 10)
+    server.stop()
+    server.say({"type": "ack", "received": len(server.numbers(0))})
+    server.write(" one")
+    here.words.nth(0).wait_for()
+    server.opens = False
+    server.sockets[-1].close(code=1011)
+    server.wait(lambda: len(server.told) == 2 and server.told[1])
+    assert [told["type"] for told in server.told[1]] == ["resume"]
+    lost_s = sum(len(each) - 8 for each in server.told[0] if isinstance(each, bytes)) / 32000 - 0.3
+    server.sockets[-1].close(code=4404, reason="unknown_session")
+    said = f"Finished. The server had forgotten the session: {lost_s:.1f} s were lost"
+    playwright_api.expect(here.page.locator("#status")).to_have_text(said, timeout=LIMIT_MS)
+    playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text(f"{lost_s:.1f}")
+    assert here.page.get_by_role("button", name="Microphone").is_visible()
+    here.page.wait_for_timeout(500)
+    assert len(server.told) == 2, "another session was begun, with nothing to say"
+
+
+@needs_chromium
+def test_a_stop_that_crosses_the_end_of_a_server_going_down_is_the_end(stub):
+    here, server = stub()
+    server.sources(0, 10)
+    server.stop()
+    server.say({"type": "ack", "received": len(server.numbers(0)) - 1})
+    server.finish("draining")
+    here.finished()
+    playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("0")
+    here.page.wait_for_timeout(500)
+    assert len(server.told) == 1, "another session was begun, with nothing to say"
+
+
+@needs_chromium
+def test_what_a_server_going_down_had_not_taken_is_sent_to_the_next_session(stub):
+    here, server = stub()
+    server.sources(0, 6)
+    server.say({"type": "ack", "received": 4})
+    server.stop()
+    server.finish("draining")
+    server.wait(lambda: len(server.told) == 2 and len(server.numbers(1)) == len(server.numbers(0)) - 4)
+    first, second = ([each[8:] for each in told if isinstance(each, bytes)] for told in server.told)
+    assert second == first[4:]
+    assert server.numbers(1) == list(range(1, len(second) + 2))
+    server.number = 0
+    server.finish()
+    here.finished()
+    playwright_api.expect(here.page.locator("[data-lane=a] .dropped")).to_have_text("0")
 
 
 @needs_chromium

@@ -34,7 +34,7 @@ export class Connection {
     this.buffered = 0; // bytes of source among them
     this.taken = 0; // bytes of source that the server has, over all sessions
     this.offsetS = 0; // where in the source the session began
-    this.readS = 0; // where in the source the last event had read to
+    this.writtenS = 0; // up to where in the source the text has come
     this.dropped = 0; // seconds of source that no text will come of
     this.resumes = 0;
     this.refusals = 0;
@@ -119,6 +119,7 @@ export class Connection {
   }
 
   _connect() {
+    if (this.over || this.socket) return;
     const address = new URL(`v1/stream?session=${this.name}`, this.base);
     address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
     let greeted = false;
@@ -165,7 +166,8 @@ export class Connection {
       this.problem = message.message;
     } else if (message.seq === this.received + 1) {
       this.received += 1;
-      if (message.type === "text") this.readS = this.offsetS + message.read_s;
+      // A word may have read far ahead of where it was spoken: of what lies between, the next ones are to come.
+      if (message.type === "text") this.writtenS = this.offsetS + (message.last ? message.read_s : message.spoken_s);
       const last = message.type === "finished" || message.type === "failed";
       if (last || this.received - this.acknowledged >= ACK_EVERY) this._acknowledge();
       if (message.type === "refused") this.dropped += this._sizeOf(message.of) / BYTES_PER_S;
@@ -190,8 +192,10 @@ export class Connection {
     this._begin();
     this.number = 0;
     for (const each of this.waiting) this._give(each);
+    // A source that has ended, and of which the server had all, needs no other session.
+    if (this.ended && !this.buffered) this._finish("finished");
+    else this._later("lost");
     this.on.restarted(droppedS);
-    this._later("lost");
   }
 
   _acknowledge() {
@@ -204,7 +208,7 @@ export class Connection {
     if (this.over) return;
     if (code === UNKNOWN || code === GONE) {
       // What the server had heard and not yet written is lost with the session.
-      this._restart(Math.max(0, this.taken / BYTES_PER_S - Math.max(this.readS, this.offsetS)));
+      this._restart(Math.max(0, this.taken / BYTES_PER_S - Math.max(this.writtenS, this.offsetS)));
     } else if (HOPELESS.has(code)) this._finish("failed", this.problem || reason);
     else if (greeted) this._later("lost");
     else this._ask();
@@ -218,7 +222,7 @@ export class Connection {
     } catch {
       // nobody answers
     }
-    if (this.over) return;
+    if (this.over || this.socket) return; // connected meanwhile
     if (status === 401) this._say("key");
     else if (status === 503) this._later("full", FULL_WAIT_MS);
     else if (status === 403) this._finish("failed", "the server takes no connections from this address");
@@ -237,7 +241,6 @@ export class Connection {
 
   // Connect now, if that is what is waited for.
   retry() {
-    if (this.over || this.socket) return;
     clearTimeout(this._again);
     this._connect();
   }

@@ -52,6 +52,7 @@ async function begin(source) {
     get("video").hidden = !source.hasPicture;
     get("playing").textContent = source.name;
   } catch (error) {
+    if (source.stopped) return; // before it had begun: what it was waiting for is not to be had any more
     for (const lane of active()) lane.connection.close();
     await finish();
     say(refusal(error), "failed");
@@ -159,8 +160,9 @@ function linked(lane, what, detail) {
 }
 
 function restarted(lane, droppedS) {
-  const lost = `The server had forgotten the session: ${droppedS.toFixed(1)} s were lost, a new one goes on`;
-  say(droppedS ? lost : "A new session goes on", "lost");
+  const lost = `The server had forgotten the session: ${droppedS.toFixed(1)} s were lost`;
+  if (!lane.connection.over) say(droppedS ? `${lost}, a new one goes on` : "A new session goes on", "lost");
+  else if (droppedS) say(`${SAID.finished}. ${lost}`, "finished");
   lane.measure();
 }
 
