@@ -386,16 +386,18 @@ class Hub:
         for stream in dropped:
             self._forget(stream)
         notes = list[tuple[Stream, Note]]()
-        for stream in feed:
-            notes += self._feed(stream)
-        for stream in self._timed:
-            self._wait_no_longer(stream)
-        if self._busy:
-            begun = time.perf_counter()
-            now = self._company.round()
-            self.gauges.step_s.observe(time.perf_counter() - begun)
-            notes += self._written(now)
-        self._say(notes)
+        try:
+            for stream in feed:
+                notes += self._feed(stream)
+            for stream in self._timed:
+                self._wait_no_longer(stream)
+            if self._busy:
+                begun = time.perf_counter()
+                now = self._company.round()
+                self.gauges.step_s.observe(time.perf_counter() - begun)
+                notes += self._written(now)
+        finally:
+            self._say(notes)
         return True
 
     def _written(self, now: Round) -> list[tuple[Stream, Note]]:
