@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Any, TextIO
@@ -20,7 +21,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record; of an exception, its kind and place, not what it said of the input."""
-        line: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "message": record.getMessage()}
+        line: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "message": _message(record)}
         line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
         if record.exc_info and record.exc_info[0] is not None:
             trace, where = record.exc_info[2], list[str]()
@@ -31,15 +32,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+def _message(record: logging.LogRecord) -> str:
+    """What a record says; asyncio adds the arguments of a callback and the result of a task, which may hold a text or a key."""
+    said = record.getMessage()
+    return re.split(r"[(<\n]", said, maxsplit=1)[0].strip() if record.name == "asyncio" else said
+
+
 def _time(created: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created)) + f".{int(created % 1 * 1000):03}Z"
 
 
 def log_to(stream: TextIO | None = None) -> None:
-    """Send the logs of the server, and of uvicorn what is worse than news, to a stream: standard error, if none is given."""
+    """Send the logs of the server, and of uvicorn and asyncio what is worse than news, to a stream: standard error, if none is given."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter())
-    for name, level in (("zendaya.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    for name, level in (("zendaya.serve", logging.INFO), ("uvicorn.error", logging.WARNING), ("asyncio", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

@@ -1,7 +1,9 @@
 """A server in use: health, figures and logs; clients that freeze, die or do not read; signals; all that was sent is written out."""
 
+import asyncio
 import base64
 import contextlib
+import gc
 import io
 import json
 import logging
@@ -292,6 +294,28 @@ def test_a_bug_in_the_model_fails_its_streams_and_not_the_server(tiny, monkeypat
         assert "a bug in the hub" in caplog.text
 
 
+def test_what_was_found_before_a_bug_is_still_said(tiny, monkeypatch):
+    with serving(tiny) as running:
+        hub, going_on, rounds = running.server.hub, threading.Event(), []
+
+        def fails_then(original=hub._company.round):
+            rounds.append(len(rounds))
+            assert going_on.wait(60)
+            return original() if rounds == [0] else 1 / 0
+
+        monkeypatch.setattr(hub._company, "round", fails_then)
+        wire = Wire(running, {"type": "open", "gamma": 0.5})
+        wire.source(rows(1).tobytes())
+        wait_for(lambda: rounds)
+        other = Wire(running)
+        other.tell({"type": "open"})
+        wait_for(lambda: hub._to_feed)  # it is opened in the round that fails
+        going_on.set()
+        assert wire.until("failed")["code"] == "internal"
+        assert json.loads(other.socket.recv(timeout=10))["type"] == "opened"
+        other.end()
+
+
 def test_the_figures_say_what_happened(tiny):
     with serving(tiny) as running:
 
@@ -342,13 +366,36 @@ def test_a_line_of_the_log_has_nothing_that_was_not_meant_for_it():
     assert (second["error"], "what was said" in text.getvalue()) == ("ValueError", False)
 
 
+def _raise(said):
+    raise ValueError(said)
+
+
+async def _fail(said):
+    """Let a callback fail, and a task that nobody waits for."""
+
+    async def failing():
+        _raise(said)
+
+    asyncio.get_running_loop().call_soon(_raise, said)
+    task = asyncio.create_task(failing())
+    await asyncio.wait((task,))
+    del task
+    gc.collect()
+
+
 def test_logs_go_where_they_are_sent_to():
-    before = [(logging.getLogger(name), list(logging.getLogger(name).handlers)) for name in ("zendaya.serve", "uvicorn.error")]
+    names = ("zendaya.serve", "uvicorn.error", "asyncio")
+    before = [(logging.getLogger(name), list(logging.getLogger(name).handlers)) for name in names]
     try:
         text = io.StringIO()
         log_to(text)
         logging.getLogger("zendaya.serve").info("started", extra={"event": "start"})
         assert json.loads(text.getvalue())["event"] == "start"
+        asyncio.run(_fail("what was said"))
+        lines = [json.loads(line) for line in text.getvalue().splitlines()[1:]]
+        assert [line["message"] for line in lines] == ["Exception in callback _raise", "Task exception was never retrieved"]
+        assert [line["error"] for line in lines] == ["ValueError", "ValueError"]
+        assert "said" not in text.getvalue()
     finally:
         for logger, handlers in before:
             logger.handlers, logger.propagate = handlers, True
