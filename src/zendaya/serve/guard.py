@@ -11,7 +11,6 @@ import json
 import logging
 import secrets
 import time
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from zendaya.serve.server import RETRY_S
 
 LOG = logging.getLogger("zendaya.serve")
 COOKIE = "zendaya"
+"""What the cookie's name begins with; the port follows, since browsers share cookies between the ports of a host."""
 MOST_WRONG = 32
 """Wrong keys of one address that wait for their answer at the same time."""
 SUBPROTOCOL_KEY = "openai-insecure-api-key."
@@ -66,7 +66,7 @@ class Guard:
                 status = message["status"]
                 extra = dict(HEADERS)
                 if gives_cookie:
-                    extra["set-cookie"] = f"{COOKIE}={self._pass}; Path=/; HttpOnly; SameSite=Strict"
+                    extra["set-cookie"] = f"{_cookie(scope)}={self._pass}; Path=/; HttpOnly; SameSite=Strict"
                 message = {**message, "headers": [*message.get("headers", []), *((k.encode(), v.encode()) for k, v in extra.items())]}
             elif message["type"] == "websocket.accept":
                 status = 101
@@ -120,11 +120,12 @@ class Guard:
         for name in scope.get("subprotocols", ()):
             if name.startswith(SUBPROTOCOL_KEY) and self._same(name.removeprefix(SUBPROTOCOL_KEY), self.config.key):
                 return "subprotocol"
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            cookie = None
-        return "cookie" if cookie is not None and self._same(cookie.value, self._pass) else None
+        # By hand: Python's own reader gives up on all cookies where another program's is not to its taste.
+        for cookie in headers.get("cookie", "").split(";"):
+            name, _, value = cookie.strip().partition("=")
+            if name == _cookie(scope) and self._same(value, self._pass):
+                return "cookie"
+        return None
 
     @staticmethod
     def _same(one: str, other: str) -> bool:
@@ -141,8 +142,11 @@ class Guard:
                 own = self._is_own(parts.hostname) and (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) == port
             except ValueError:
                 own = False
-            if not own:
+            if not own and not (self.config.key is not None and origin == _address(scope, headers)):
                 return "a page of another origin: start the server with --origin to let it in"
+        # A picture or a script that another page asks for has no origin.
+        if origin is None and headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return "asked for by a page of another site: go to the address itself"
         # Without a key, a page whose name was made to lead here would count as ours: only names of this machine are answered to.
         if self.config.key is None:
             try:
@@ -173,6 +177,15 @@ class Guard:
         start: dict[str, Any] = {"type": f"{kind}.start", "status": status, "headers": headers}
         await send(start)
         await send({"type": f"{kind}.body", "body": body})
+
+
+def _cookie(scope: Scope) -> str:
+    return f"{COOKIE}-{(scope.get('server') or ('', None))[1]}"
+
+
+def _address(scope: Scope, headers: dict[str, str]) -> str:
+    """Where a request went to, as the origin of a page from there. Any name can be made to lead here: without a key it proves nothing."""
+    return f"{'https' if scope['scheme'] in ('https', 'wss') else 'http'}://{headers.get('host', '')}"
 
 
 def _password(encoded: str) -> str:

@@ -36,6 +36,8 @@ class Listener(uvicorn.Server):
             uvicorn.Config(
                 app, host=config.host, port=config.port, ws=Socket, ws_max_size=config.max_message, ws_per_message_deflate=False,
                 ws_ping_interval=config.ping_s, ws_ping_timeout=config.ping_s, log_config=None, access_log=False, server_header=False,
+                # Who comes is who connects: what a client says of that in a header could be anything.
+                proxy_headers=False,
                 # One parser of HTTP whatever else is installed, so that what is refused does not depend on it.
                 http="h11", lifespan="on", timeout_graceful_shutdown=5, timeout_keep_alive=15, h11_max_incomplete_event_size=64 * 1024,
             )

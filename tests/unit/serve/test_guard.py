@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 from zendaya.cli import main
 from zendaya.errors import ConfigError
 from zendaya.serve.config import ServeConfig, read_key
+from zendaya.serve.guard import Guard
 
 KEY = "a-key-of-32-letters_0123456789ab"
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -70,7 +71,8 @@ def test_every_route_and_socket_asks_for_the_key_and_the_origin(running, http):
         where = f"{method} {path}"
         for headers in (
             {}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {KEY}x"}, {"Authorization": KEY},
-            {"Authorization": "Basic ???"}, {"Cookie": f"zendaya={KEY}"}, {"Sec-WebSocket-Protocol": "openai-insecure-api-key.wrong"},
+            {"Authorization": "Basic ???"}, {"Cookie": f"zendaya-{running.port}={KEY}"},
+            {"Sec-WebSocket-Protocol": "openai-insecure-api-key.wrong"},
         ):  # fmt: skip
             status, answered = ask(running, method, path, headers, http)
             assert status == 401, (where, headers)
@@ -138,9 +140,56 @@ def test_a_browser_shows_the_key_once_and_then_a_cookie(running):
         assert KEY not in cookie
         assert browser.get("/livez").text == "ok"
         value = cookie.split(";")[0]
-        assert ask(running, "WEBSOCKET", "/v1/stream", {"Cookie": value})[0] == 101
+        assert value.startswith(f"zendaya-{running.port}=")  # cookies are those of all ports of a host
+        for cookies in (value, f'a={{"b":1}}; {value}; c', f"zendaya=x; zendaya-1=y;{value}"):
+            assert ask(running, "WEBSOCKET", "/v1/stream", {"Cookie": cookies})[0] == 101, cookies
         assert ask(running, "WEBSOCKET", "/v1/stream", {"Cookie": value, "Origin": "https://evil.example"})[0] == 403
         assert "Set-Cookie" not in browser.get("/livez", headers=BEARER).headers
+
+
+def test_with_a_key_the_page_may_come_from_any_name_of_this_machine(running, open_one):
+    def status(one, host, origin, **headers):
+        with socket.create_connection(("127.0.0.1", one.port), timeout=60) as raw:
+            given = {
+                "Host": host, "Origin": origin, "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
+                "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", **headers,
+            }  # fmt: skip
+            raw.sendall("\r\n".join(["GET /v1/stream HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]).encode())
+            return int(raw.recv(4096).split()[1])
+
+    assert status(running, "192.168.1.7:8765", "http://192.168.1.7:8765", **BEARER) == 101
+    assert status(running, "192.168.1.7:8765", "http://192.168.1.7:8765") == 401
+    for origin in ("http://192.168.1.7", "https://192.168.1.7:8765", "http://192.168.1.8:8765", "null"):
+        assert status(running, "192.168.1.7:8765", origin, **BEARER) == 403, origin
+    forwarded = {"X-Forwarded-Proto": "https", **BEARER}  # who says so may be anybody
+    assert status(running, "192.168.1.7:8765", "https://192.168.1.7:8765", **forwarded) == 403
+    assert status(open_one, "evil.example:8765", "http://evil.example:8765") == 403  # a name that was made to lead here
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [("cross-site", "no-cors", 403), ("cross-site", "navigate", 200), ("same-origin", "no-cors", 200), ("none", "navigate", 200)],
+)
+def test_what_a_page_of_another_site_asks_for_without_an_origin_is_refused(open_one, site, mode, status):
+    assert ask(open_one, "GET", "/output", {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode})[0] == status
+
+
+def test_a_page_that_was_let_in_may_be_of_another_site(running):
+    headers = {**BEARER, "Origin": "https://captions.example.org", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
+    assert ask(running, "GET", "/livez", headers)[0] == 200
+
+
+def test_wrong_keys_are_counted_by_who_connects(running, monkeypatch):
+    addresses, slow_down = [], Guard._slow_down
+
+    async def counted(self, scope):
+        addresses.append(scope["client"][0])
+        return await slow_down(self, scope)
+
+    monkeypatch.setattr(Guard, "_slow_down", counted)
+    for n in range(3):
+        assert ask(running, "GET", "/livez", {"Authorization": "Bearer wrong", "X-Forwarded-For": f"10.0.0.{n}"})[0] == 401
+    assert addresses == ["127.0.0.1"] * 3
 
 
 def test_a_browser_may_send_the_key_as_a_subprotocol(running):
