@@ -492,8 +492,13 @@ def sources(count: int, seed: int) -> list[list[Any]]:
     return made
 
 
-def left(listener: Any, within_s: float) -> dict[str, int]:
-    """What a server holds once nobody is there."""
+def held_idle(listener: Any) -> dict[str, int]:
+    """What a server in this process holds before anybody comes: tasks of its loop, and open files."""
+    return {"loop_tasks": len(asyncio.all_tasks(listener._loop)), "files": len(list(Path("/dev/fd").iterdir()))}
+
+
+def left(listener: Any, within_s: float, before: dict[str, int] | None = None) -> dict[str, int]:
+    """What a server holds once nobody is there; of `held_idle`, what is more than before."""
     app, end = listener.app, time.monotonic() + within_s
 
     def held() -> dict[str, int]:
@@ -501,6 +506,7 @@ def left(listener: Any, within_s: float) -> dict[str, int]:
         return {
             "seats": len(server.seats), "sessions": len(app.state.native.sessions), "streams": len(server.hub),
             "connections": len(listener.server_state.connections), "tasks": len(listener.server_state.tasks),
+            **({name: max(0, count - before[name]) for name, count in held_idle(listener).items()} if before else {}),
         }  # fmt: skip
 
     while any(held().values()) and time.monotonic() < end:
@@ -553,6 +559,7 @@ def run_realtime(options: argparse.Namespace) -> dict[str, Any]:
 def run_here(options: argparse.Namespace) -> dict[str, Any]:
     """Cuts, aborts or nonsense, on a server in this process, and what is left of them."""
     with here(orphan_s=2.0, ping_s=5.0) as (listener, port):
+        before = held_idle(listener)
         if options.what == "cuts":
             found = cuts(port, sources(4, options.seed), Faults(options.seed, options.cuts), source="features", gamma=0.7)
         elif options.what == "aborts":
@@ -560,7 +567,7 @@ def run_here(options: argparse.Namespace) -> dict[str, Any]:
         else:
             fuzzed = fuzz(port, options.messages, route="stream", seed=options.seed)
             found = {**dataclasses.asdict(fuzzed), "wrong": fuzzed.wrong[:10], "num_wrong": len(fuzzed.wrong)}
-        return {**found, "left": left(listener, 60.0)}
+        return {**found, "left": left(listener, 60.0, before)}
 
 
 def main(arguments: list[str] | None = None) -> None:
