@@ -218,7 +218,7 @@ export class Connection {
   async _ask() {
     let status = 0;
     try {
-      status = (await fetch(new URL("readyz", this.base), { cache: "no-store" })).status;
+      status = (await fetch(new URL("readyz", this.base), { cache: "no-store", signal: AbortSignal.timeout(SILENT_MS) })).status;
     } catch {
       // nobody answers
     }
