@@ -346,7 +346,7 @@ def test_the_command_line_learns_and_evaluates(toy, tmp_path):
     scored = words(
         "evaluate", tmp_path / "out" / "best", "manifest", toy / "clips.jsonl", "--store", toy / "store", "--split", "valid",
         "--scale", "window", "--schedule", "learned", "--schedule", "0.5", "--metrics", "wer", "--normalise", "basic",
-        "--limit", 3, "--json",
+        "--limit", 3, "--out", tmp_path / "scored", "--json",
     )  # fmt: skip
     learned, fixed = json.loads(scored)["scores"]
     assert (learned["schedule"], fixed["schedule"]) == ("learned", "gamma=0.5")
