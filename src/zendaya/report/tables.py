@@ -411,7 +411,7 @@ def _mean_gap(ours: Setting, theirs: Setting, measure: str) -> Cell:
         return Cell(MISSING)
     found = over_seeds([a[seed] - b[seed] for seed in a])
     decided = any(beats_on_every_seed([*one.values()], [*other.values()]) for one, other in ((a, b), (b, a)))
-    return Cell(f"{_plain(found)}".replace("-", "−"), decided)
+    return Cell(_plain(found).replace("-", "−"), decided)
 
 
 def _interval(found: Interval | None) -> tuple[Cell, Cell]:
