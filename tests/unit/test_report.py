@@ -395,6 +395,15 @@ def test_bad_input_is_one_line(tmp_path, made):
         assert "\n" not in str(result.exception)
 
 
+def test_what_takes_a_while_is_said(tmp_path, made):
+    result = CliRunner().invoke(app, ["report", str(made.folder), "--to", str(tmp_path), "--format", "md"])
+    assert result.exit_code == 0, result.output
+    said = result.stderr.splitlines()
+    assert any(re.fullmatch(r"BLEU of each clip: msvd gamma=\S+ seed \d at gamma=\S+", line) for line in said), said
+    assert len(set(said)) == len(said)  # nothing twice
+    assert str(tmp_path / "report.md") in result.stdout.splitlines()
+
+
 def test_published_numbers_agree_with_each_other():
     for recipe, one in published.FIXED.items():
         assert one.rel == f"{100 * (one.bleu - one.bleu_base) / one.bleu_base:+.1f}%"

@@ -260,7 +260,9 @@ def report(
     if export is not None:
         check_export(export, force=force)
     chosen = {"formats": formats} if formats else {}
-    for path in write_report(out, to=to, force=force, **chosen):  # type: ignore[arg-type]
-        typer.echo(path)
+    with Console(stderr=True).status("reading") as status:
+        show = status.update if sys.stderr.isatty() else lambda words: typer.echo(words, err=True)
+        paths = write_report(out, to=to, force=force, report=show, **chosen)  # type: ignore[arg-type]
+    typer.echo("\n".join(map(str, paths)))
     if export is not None:
         typer.echo(f"{export}: {Table(out).export(export, force=force)} rows")

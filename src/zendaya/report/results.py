@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -171,8 +171,10 @@ def variant(row: Row) -> str:
 class Results:
     """The table of a sweep, grouped, with the traces behind it."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, report: Callable[[str], None] = lambda _: None) -> None:
+        """`report` is told what is scored clip by clip, which takes a while."""
         table = Table(folder)
+        self._report = report
         self.folder, self.rows = table.folder, table.rows()
         if not self.rows:
             raise ZendayaError(f"{table.path}: no results in it yet; run the sweep, or see why its cells failed")
@@ -222,6 +224,7 @@ class Results:
         key = (row.traces, measure)
         if key not in self._statistics:
             normalise = self.signature(row)["evaluation"].get("normalise", "english")
+            self._report(f"{row.metric} of each clip: {row.recipe} {row.train_schedule} seed {row.seed} at {row.decode_schedule}")
             texts, references = [trace.text for trace in traces], [trace.references for trace in traces]
             found = statistics(row.metric.lower(), texts, references, normalise=normalise)
             # Another implementation than the sweep's (no Java here, say) would give an interval beside a score it is not of.

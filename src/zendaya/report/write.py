@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -22,13 +22,14 @@ MARKDOWN, LATEX, HTML = "report.md", "tables.tex", "report.html"
 
 
 def write_report(
-    folder: str | Path, *, to: str | Path | None = None, formats: Sequence[Format] = get_args(Format), force: bool = False
-) -> list[Path]:
-    """Turn the table of a sweep into a report; the files that were written."""
+    folder: str | Path, *, to: str | Path | None = None, formats: Sequence[Format] = get_args(Format), force: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[Path]:  # fmt: skip
+    """Turn the table of a sweep into a report; the files that were written. `report` is told what is being scored."""
     for name in formats:
         if name not in get_args(Format):
             raise ZendayaError(f"a report is written as one of {', '.join(get_args(Format))}: got {name!r}")
-    results = Results(folder)
+    results = Results(folder, report)
     out = Path(to).expanduser() if to is not None else results.folder / "report"
     shown = list(panels(results))
     named = {"offline": "Offline quality against γ", "streaming": "Quality against average lagging"}
