@@ -293,6 +293,14 @@ def test_a_key_depends_on_config_and_data_and_nothing_else(corpus, tmp_path):
     assert len(keys(longer) & keys(_tiny())) == 1  # the features
 
 
+def test_a_run_is_decoded_before_the_next_is_trained(corpus, tmp_path):
+    cells = cells_of(_tiny(), data=corpus, out=tmp_path)
+    for number, cell in enumerate(cells):
+        assert set(cell.needs) <= {before.key for before in cells[:number]}
+        if cell.kind == "evaluate":
+            assert [before.key for before in cells[:number] if before.kind == "train"][-1] == cell.run
+
+
 # Grids and costs.
 
 

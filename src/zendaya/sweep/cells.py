@@ -46,7 +46,8 @@ class Cell:
 
 
 def cells_of(grid: Grid, *, data: str | Path, out: str | Path, features: str | Path | None = None) -> list[Cell]:
-    """Every cell of a grid, each once, those that others need first; a corpus that is not there is an error."""
+    """Every cell of a grid, each once, those that others need first and a run's decodes right after it, so that results come early;
+    a corpus that is not there is an error."""
     folder = Path(out).expanduser().absolute()
     stores = Path(features).expanduser().absolute() if features is not None else folder / FEATURES
     digests: dict[tuple[str, Path], str] = {}
@@ -58,8 +59,7 @@ def cells_of(grid: Grid, *, data: str | Path, out: str | Path, features: str | P
             digests[known] = corpora.digest(*known)
         for cell in _cells(grid.name, arm, path, digests[known], folder, stores):
             cells.setdefault(cell.key, cell)
-    order = {"encode": 0, "train": 1, "evaluate": 2}
-    return sorted(cells.values(), key=lambda cell: order[cell.kind])
+    return list(cells.values())
 
 
 def corpus_folder(config: TrainConfig, data: Path) -> Path:
