@@ -44,7 +44,7 @@ class Made:
         rng = np.random.default_rng(1)
         self.references = [" ".join(rng.choice(WORDS, 5)) for _ in range(CLIPS)]
 
-    def add(self, mode, train, decode, seed, loss, lag, recipe="msvd", limit=None):
+    def add(self, mode, train, decode, seed, loss, lag, recipe="msvd", limit=None, form="fix"):
         rng = np.random.default_rng([seed, int(1000 * loss)])
         kept = [" ".join(word if rng.random() > loss else "cat" for word in text.split()) for text in self.references]
         key = f"{recipe}-{mode}-{train}-{decode}-{seed}-{limit}".replace("=", "").replace(",", "-")
@@ -58,12 +58,12 @@ class Made:
         evaluation = {"normalise": "english", "limit": limit, "store": {"encoder": "features dim=512 rate=3"}}
         signature = {"metric": found.signature, "training": training, "evaluation": evaluation}
         base = {field.name: "" for field in dataclasses.fields(Row)} | {
-            "cell": key, "run": f"{train}-{seed}", "grid": "made", "recipe": recipe, "corpus": "msvd", "split": "test", "form": "fix",
+            "cell": key, "run": f"{train}-{seed}", "grid": "made", "recipe": recipe, "corpus": "msvd", "split": "test", "form": form,
             "mode": mode, "scale": "segment", "train_schedule": train, "decode_schedule": decode, "seed": seed, "n": CLIPS, "lag": lag,
             "signature": json.dumps(signature), "traces": f"decodes/{key}/traces.jsonl", "traces_digest": digest, "seconds": 1.0,
             "data_digest": "0123456789abcdef", "created": now(),
         }  # fmt: skip
-        values = {"BLEU": found.value, "AL": lag, "LAAL": lag, "first_token": lag / 2, "exposure": 0.8}
+        values = {"BLEU": found.value, "AL": lag, "LAAL": lag, "first_token": lag / 2, "exposure": 0.8, "predicted_steps": 9.0}
         record = Record(
             cell=key, kind="evaluate", label=key, status="done", error="", recipe=recipe, steps=None, tokens=None, seconds=1.0, config="{}",
             created=now(),
@@ -125,7 +125,20 @@ def tables(text):
 
 def test_every_table_of_the_paper_is_there_with_its_numbers(written):
     found = dict(tables((written / "report.md").read_text()))
-    assert set(found) == {"Table 1", "Table 2", "Table 3", "Table 4", "Table A1", "Table A2", "Table A3", "All decodes"}
+    assert set(found) == {
+        "Table 1",
+        "Table 2",
+        "Table 3",
+        "Table 4",
+        "Table A1",
+        "Table A2",
+        "Table A3",
+        "Q1",
+        "Q2",
+        "Q3",
+        "Whole dial",
+        "All decodes",
+    }
     fixed = {row[0]: row for row in found["Table 2"]}
     assert fixed["Charades-STA (paper)"][1:] == ["0.0336", "**0.0402 (γ=0.30)**", "0.2096", "**0.2115**", "+19.6%", "0.77", "1"]
     assert fixed["LibriHeavy (paper)"][3:5] == ["0.5627", "0.5608"]
@@ -186,6 +199,58 @@ def test_intervals_are_those_of_the_bootstrap(made, written):
     values = np.array([gap.value for gap in gaps]) / 100
     assert pairs[7][4].strip("*") == f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
     assert pairs[7][4].startswith("**") == (values.min() > 0 and values.mean() >= 3 * values.std(ddof=1) / np.sqrt(3))
+
+
+def test_every_dial_setting_stands_against_full_exposure_and_the_offset_of_its_lag(made, written):
+    found = dict(tables((written / "report.md").read_text()))
+    references, dial = [[text] for text in made.references], "dial+wait-k=0.2"
+
+    def gaps(mode, *pair):
+        sides = [[statistics("bleu", made.texts[mode, train, decode, seed], references) for seed in range(3)] for train, decode in pair]
+        return [paired_bootstrap(ours, theirs) for ours, theirs in zip(*sides, strict=True)]
+
+    def cell(found):
+        values = np.array([gap.value for gap in found]) / 100
+        mean = f"{values.mean():.4f} ± {values.std(ddof=1):.4f}".replace("-", "−")
+        bold = abs(np.sign(values).sum()) == 3 and abs(values.mean()) >= 3 * values.std(ddof=1) / np.sqrt(3)
+        text = f"{mean} ({sum(gap.excludes_zero for gap in found)} of 3)"
+        return f"**{text}**" if bold else text
+
+    against_full = {row[2]: row for row in found["Q1"][1:]}
+    assert set(against_full) == {"z-0.3", "z-1"}
+    better, worse = (gaps("offline", (name, name), ("gamma=0.0", "gamma=0.0")) for name in ("gamma=0.3", "gamma=1.0"))
+    assert against_full["z-0.3"][3:5] == ["3", cell(better)]
+    assert against_full["z-1"][4] == cell(worse)
+    assert against_full["z-1"][-2:] == ["–", "–"]  # the head of this form reads the whole source first
+    by_lag = {row[1]: row for row in found["Q2"][1:]}
+    assert set(by_lag) == {"z-0.2 vs w-5", "z-1 vs w-2"}
+    assert by_lag["z-0.2 vs w-5"][2:] == [
+        "3.0, 3.8",
+        "1.5, 1.9",
+        "3",
+        cell(gaps("streaming", (dial, "gamma=0.2"), (dial, "wait-k=5,stride=1.5"))),
+    ]
+    (foretold,) = found["Q3"][1:]
+    assert all(gap.high < 0 for gap in worse)
+    assert foretold == ["msvd", "3.40", f"{-np.log(0.3) / np.log(9):.2f}", f"{-np.log(0.1) / np.log(9):.2f}", "BLEU-4", "0.3", "1"]
+    (whole,) = found["Whole dial"][1:]
+    assert whole[:4] == [f"msvd ({dial})", "z-1", "1.0, 1.0", "3"]
+    sides = [
+        [statistics("bleu", made.texts[mode, train, "gamma=1.0", seed], references) for seed in range(3)]
+        for mode, train in (("streaming", dial), ("offline", "gamma=1.0"))
+    ]
+    assert whole[4] == cell([paired_bootstrap(ours, theirs) for ours, theirs in zip(*sides, strict=True)])
+
+
+def test_the_first_token_stands_beside_what_the_rule_gives(tmp_path):
+    made = Made(tmp_path)
+    for decode, loss, lag in (("gamma=0.0", 0.1, 36.0), ("gamma=0.5", 0.12, 8.0)):
+        made.add("offline", "dial", decode, 0, loss, lag, form="causal")
+    (path,) = [path for path in write_report(tmp_path, formats=["md"]) if path.suffix == ".md"]
+    found = dict(tables(path.read_text()))
+    (row,) = found["Q1"][1:]
+    assert row[-2:] == ["4.0", "6.0"]  # 18 source tokens by the root of 9 steps
+    assert found["Q3"][1][-2:] == ["0.5", "–"]  # nothing is lost that the clips could tell
 
 
 def test_no_setting_is_ahead_by_its_seeds(tmp_path):
@@ -332,7 +397,7 @@ def test_latex_is_well_formed(written, tmp_path):
     text = (written / "tables.tex").read_text()
     begun, ended = re.findall(r"\\begin\{([\w*]+)\}", text), re.findall(r"\\end\{([\w*]+)\}", text)
     assert sorted(begun) == sorted(ended)
-    assert begun.count("tabular") == 11
+    assert begun.count("tabular") == 15
     body = re.sub(r"(?m)(?<!\\)%.*$", "", text)
     assert len(re.findall(r"(?<!\\)\{", body)) == len(re.findall(r"(?<!\\)\}", body))
     for tabular in re.findall(r"\\begin\{tabular\}\{@\{\}l(c+)@\{\}\}(.*?)\\end\{tabular\}", text, re.DOTALL):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from zendaya import corpora
 from zendaya.errors import MissingExtraError
-from zendaya.metrics.significance import Interval, Seeds, beats_on_every_seed, over_seeds
 from zendaya.records import Trace
-from zendaya.report import published
+from zendaya.report import layout, published
+from zendaya.report.layout import MISSING, Cell, Sheet
 from zendaya.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, best, shared
 
-MISSING = "–"
 PAPER = "paper"
 SAMPLE = 9
 """Clips a system in the qualitative sample (app:qual)."""
@@ -21,26 +19,8 @@ ANCHORS = 8
 """Most settings that are shown as anchors; beyond it they are chosen."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table."""
-
-    text: str
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table: its name in the paper, a caption, a header and rows; a row of one cell is a heading across."""
-
-    name: str
-    caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-
 def sheets(results: Results) -> Iterator[Sheet]:
-    """Every table there is."""
+    """The tables of the paper."""
     yield setup(results)
     yield fixed(results)
     yield from anchors(results)
@@ -48,7 +28,6 @@ def sheets(results: Results) -> Iterator[Sheet]:
     yield intervals(results)
     yield from samples(results)
     yield seeded(results)
-    yield every(results)
 
 
 def setup(results: Results) -> Sheet:
@@ -95,7 +74,10 @@ def fixed(results: Results) -> Sheet:
         for name in measures:
             left, right = (None if one is None else one.mean(name) for one in (base, top))
             said = "" if top is None or name != chosen_by else f" (γ={top.gamma:g})"
-            cells += [Cell(_score(left)), Cell(_score(right) + (said if right is not None else ""), _better(right, left, name))]
+            cells += [
+                Cell(layout.score(left)),
+                Cell(layout.score(right) + (said if right is not None else ""), layout.better(right, left, name)),
+            ]
         before, after = (None if one is None else one.mean(chosen_by) for one in (base, top))
         rel = MISSING if before is None or after is None or not before else f"{100 * (after - before) / before:+.1f}%"
         exposure = None if top is None else top.mean("exposure")
@@ -109,7 +91,7 @@ def fixed(results: Results) -> Sheet:
         cells = [Cell(f"{name} ({PAPER})")]
         for measure in measures:
             base_value, value, said = known.get(measure, (None, None, ""))
-            cells += [Cell(_score(base_value)), Cell(_score(value) + said, _better(value, base_value, measure))]
+            cells += [Cell(layout.score(base_value)), Cell(layout.score(value) + said, layout.better(value, base_value, measure))]
         rows.append((*cells, Cell(one.rel), Cell(f"{one.exposure:.2f}"), Cell("1")))
     caption = (
         "Fixed-window results, means over the seeds that all settings of a row have. The best γ is selected by the first measure, on the "
@@ -129,7 +111,7 @@ def anchors(results: Results) -> Iterator[Sheet]:
             least = name not in MORE_IS_BETTER or not MORE_IS_BETTER[name]
             known = [value for value in means if value is not None]
             top = (min(known) if least else max(known)) if known else None
-            form: Callable[[float | None], str] = _score if name in MORE_IS_BETTER else _lag
+            form: Callable[[float | None], str] = layout.score if name in MORE_IS_BETTER else layout.lag
             rows.append(
                 (
                     Cell("first" if name == "first_token" else name),
@@ -152,7 +134,9 @@ def anchors(results: Results) -> Iterator[Sheet]:
         for number, measure in enumerate(("BLEU-4", "METEOR", "AL")):
             values = [anchor[number] for anchor in block.values()]
             top = min(values) if measure == "AL" else max(values)
-            rows.append((Cell(measure), *(Cell(_lag(value) if measure == "AL" else _score(value), value == top) for value in values)))
+            rows.append(
+                (Cell(measure), *(Cell(layout.lag(value) if measure == "AL" else layout.score(value), value == top) for value in values))
+            )
         missing = "" if any(group.recipe.startswith(recipe) for group in results.of("streaming")) else " Ours: missing."
         yield Sheet("Table 3", f"Streaming anchors as published.{missing}", (f"{name} ({PAPER})", *block), tuple(rows))
 
@@ -161,7 +145,7 @@ def pairs(results: Results) -> Sheet:
     """Table 4: paired bootstrap of the anchor pairs, seed by seed."""
     groups = results.of("streaming")
     measures = _measures(groups)
-    header = ("Dataset", "Anchor pair", "AL", "seed", *(f"Δ {name} [95 %]" + _less(name) for name in measures))
+    header = ("Dataset", "Anchor pair", "AL", "seed", *(f"Δ {name} [95 %]" + layout.less(name) for name in measures))
     rows = []
     for group in groups:
         found = anchor_pairs(group)
@@ -170,13 +154,13 @@ def pairs(results: Results) -> Sheet:
         for why, ours, theirs in found:
             label = (Cell(group.label), Cell(f"{ours.name} vs {theirs.name} ({why})"))
             for seed in ours.seeds:
-                lags = Cell(f"{_lag(ours.only([seed]).mean('AL'))}, {_lag(theirs.only([seed]).mean('AL'))}")
+                lags = Cell(f"{layout.lag(ours.only([seed]).mean('AL'))}, {layout.lag(theirs.only([seed]).mean('AL'))}")
                 gaps = [results.difference(ours, theirs, seed, name) for name in measures]
-                cells = [Cell(MISSING) if gap is None else Cell(_gap(gap), gap.excludes_zero) for gap in gaps]
+                cells = [Cell(MISSING) if gap is None else Cell(layout.gap(gap), gap.excludes_zero) for gap in gaps]
                 rows.append((*label, lags, Cell(str(seed)), *cells))
             if len(ours.seeds) > 1:
-                lags = Cell(f"{_lag(ours.mean('AL'))}, {_lag(theirs.mean('AL'))}")
-                rows.append((*label, lags, Cell(f"mean of {len(ours.seeds)}"), *(_mean_gap(ours, theirs, name) for name in measures)))
+                lags = Cell(f"{layout.lag(ours.mean('AL'))}, {layout.lag(theirs.mean('AL'))}")
+                rows.append((*label, lags, Cell(f"mean of {len(ours.seeds)}"), *(layout.mean_gap(ours, theirs, name) for name in measures)))
     for recipe, name in published.CORPORA.items():
         pair, bleu, meteor = published.PAIRS[recipe]
         known = {"BLEU-4": bleu, "METEOR": meteor}
@@ -186,7 +170,7 @@ def pairs(results: Results) -> Sheet:
                 cells.append(Cell(MISSING))
             else:
                 cells.append(Cell(f"{gap[0]:.4f} [{gap[1]:.3f}, {gap[2]:.3f}]", gap[1] > 0 or gap[2] < 0))
-        lags = Cell(", ".join(_lag(published.STREAM[recipe][one][2]) for one in pair.split(" vs ")))
+        lags = Cell(", ".join(layout.lag(published.STREAM[recipe][one][2]) for one in pair.split(" vs ")))
         rows.append((Cell(f"{name} ({PAPER})"), Cell(pair), lags, Cell("1 run"), *cells))
     caption = (
         "Paired-bootstrap 95 % intervals (1000 resamples of clips), ZENDAYA (z-γ) minus wait-k (w-k), with the lag of each. Pairs are "
@@ -209,17 +193,17 @@ def intervals(results: Results) -> Sheet:
             label = Cell(f"{group.label} (γ = {top.gamma:g}, seed {seeds[0] if seeds else MISSING})")
             ours, theirs = (results.interval(one, seeds[0], name) if seeds else None for one in (top, base))
             gap = results.difference(top, base, seeds[0], name) if seeds else None
-            delta = Cell(MISSING) if gap is None else Cell(_gap(gap), gap.excludes_zero)
+            delta = Cell(MISSING) if gap is None else Cell(layout.gap(gap), gap.excludes_zero)
             p = Cell(MISSING if gap is None else f"{gap.p:.3f}")
-            rows.append((label, Cell(name), *_interval(ours), *_interval(theirs), delta, p))
+            rows.append((label, Cell(name), *layout.interval(ours), *layout.interval(theirs), delta, p))
     for recipe, name in published.CORPORA.items():
         for metric, numbers in published.INTERVALS[recipe].items():
             score, low, high, base_score, base_low, base_high, delta_value, delta_low, delta_high, p_value = numbers
             gap_text = f"{delta_value:.4f} [{delta_low:.4f}, {delta_high:.4f}]"
             rows.append(
                 (
-                    Cell(f"{name} ({PAPER}, γ = {published.FIXED[recipe].gamma:.2f})"), Cell(metric), Cell(_score(score)),
-                    Cell(f"[{low:.4f}, {high:.4f}]"), Cell(_score(base_score)), Cell(f"[{base_low:.4f}, {base_high:.4f}]"),
+                    Cell(f"{name} ({PAPER}, γ = {published.FIXED[recipe].gamma:.2f})"), Cell(metric), Cell(layout.score(score)),
+                    Cell(f"[{low:.4f}, {high:.4f}]"), Cell(layout.score(base_score)), Cell(f"[{base_low:.4f}, {base_high:.4f}]"),
                     Cell(gap_text, delta_low > 0 or delta_high < 0), Cell(p_value or MISSING),
                 )
             )  # fmt: skip
@@ -288,7 +272,7 @@ def seeded(results: Results) -> Sheet:
         cells = [Cell("γ→0" if gamma == 0 else f"{gamma:g}")]
         for group, name in columns:
             setting = next((one for one in group.by_gamma() if one.gamma == gamma), None)
-            cells.append(_seeded(setting, group.baseline, name))
+            cells.append(layout.seeded(setting, group.baseline, name))
         for recipe, number, name in theirs:
             found = published.SEEDED[recipe].get(gamma)
             bold = gamma in published.SEEDED_BOLD[recipe][name]
@@ -320,9 +304,9 @@ def every(results: Results) -> Sheet:
                 one.name,
                 str(len(one.seeds)),
             ]
-            cells += [_plain(one.over(name)) for name in measures]
-            cells += [_share(one.mean(name)) if name in ("AP", "normalised_erasure") else _lag(one.mean(name)) for name in lags]
-            cells += [_share(one.mean(name)) for name in ("exposure", "exposure_planned", "exposure_limit")]
+            cells += [layout.plain(one.over(name)) for name in measures]
+            cells += [layout.share(one.mean(name)) if name in ("AP", "normalised_erasure") else layout.lag(one.mean(name)) for name in lags]
+            cells += [layout.share(one.mean(name)) for name in ("exposure", "exposure_planned", "exposure_limit")]
             rows.append(tuple(Cell(text) for text in cells))
     caption = (
         "Every decode of the sweep, means over seeds ± standard deviation. Lags in source tokens; first is what had arrived at the first "
@@ -371,69 +355,6 @@ def _anchors(group: Group) -> list[Setting]:
     return [one for one in group.ordered if one.decode in kept]
 
 
-# How numbers are written.
-
-
 def _measures(groups: Sequence[Group]) -> list[str]:
     found = {name for group in groups for name in group.measures} | {"BLEU-4", "METEOR"}
     return [name for name in MORE_IS_BETTER if name in found]
-
-
-def _score(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.4f}"
-
-
-def _lag(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1f}".replace("-", "−")
-
-
-def _share(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.3f}"
-
-
-def _better(value: float | None, base: float | None, measure: str) -> bool:
-    return value is not None and base is not None and (value > base if MORE_IS_BETTER[measure] else value < base)
-
-
-def _gap(gap: Interval) -> str:
-    low, high = (f"{value / 100:.4f}".replace("-", "−") for value in (gap.low, gap.high))
-    return f"{gap.value / 100:.4f} [{low}, {high}]".replace("-", "−")
-
-
-def _less(measure: str) -> str:
-    return "" if MORE_IS_BETTER[measure] else ", less is better"
-
-
-def _mean_gap(ours: Setting, theirs: Setting, measure: str) -> Cell:
-    """The mean difference over seeds; bold where one of the two is better by the paper's rule."""
-    a, b = ours.values(measure), theirs.values(measure)
-    if not a or a.keys() != b.keys():
-        return Cell(MISSING)
-    found = over_seeds([a[seed] - b[seed] for seed in a])
-    decided = any(beats_on_every_seed([*one.values()], [*other.values()]) for one, other in ((a, b), (b, a)))
-    return Cell(_plain(found).replace("-", "−"), decided)
-
-
-def _interval(found: Interval | None) -> tuple[Cell, Cell]:
-    if found is None:
-        return Cell(MISSING), Cell(MISSING)
-    return Cell(f"{found.value / 100:.4f}"), Cell(f"[{found.low / 100:.4f}, {found.high / 100:.4f}]")
-
-
-def _plain(found: Seeds | None) -> str:
-    if found is None:
-        return MISSING
-    return f"{found.mean:.4f}" if found.sd is None else f"{found.mean:.4f} ± {found.sd:.4f}"
-
-
-def _seeded(setting: Setting | None, base: Setting | None, measure: str) -> Cell:
-    found = None if setting is None else setting.over(measure)
-    if setting is None or found is None:
-        return Cell(MISSING)
-    text = _plain(found) + (f" ({found.count})" if found.count != 3 else "")
-    if base is None or base is setting:
-        return Cell(text)
-    ours, theirs = setting.values(measure), base.values(measure)
-    both = sorted(ours.keys() & theirs.keys())
-    paired = ([ours[seed] for seed in both], [theirs[seed] for seed in both])
-    return Cell(text, bool(both) and beats_on_every_seed(*paired, higher_is_better=MORE_IS_BETTER[measure]))

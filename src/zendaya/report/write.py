@@ -13,9 +13,10 @@ from typing import Literal, get_args
 import zendaya
 from zendaya.atomic import write_atomically
 from zendaya.errors import ZendayaError
+from zendaya.report import questions, tables
 from zendaya.report.figures import Panel, draw, panels
+from zendaya.report.layout import Cell, Sheet
 from zendaya.report.results import Results
-from zendaya.report.tables import Cell, Sheet, sheets
 
 Format = Literal["md", "latex", "html"]
 MARKDOWN, LATEX, HTML = "report.md", "tables.tex", "report.html"
@@ -38,7 +39,7 @@ def write_report(
     wanted = [*(f"{name}.svg" for name in figures), *texts]
     if not force and (there := [name for name in wanted if (out / name).exists()]):
         raise ZendayaError(f"{out}: {', '.join(there)} there already; give --force to replace, or another --to")
-    made = list(sheets(results))
+    made = [*tables.sheets(results), *questions.sheets(results), tables.every(results)]
     title, note = f"Results of {', '.join(sorted({row.grid for row in results.rows}))}", _note(results)
     contents: dict[str, bytes] = {f"{name}.svg": draw([p for p in shown if p.figure == name], named[name]) for name in figures}
     if "md" in formats:
@@ -93,7 +94,7 @@ _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "γ→0": r"$\gamma\to0$", "γ": r"$\gamma$", "ρ": r"$\rho$", "Ē": r"$\bar{E}$",
     "Δ": r"$\Delta$", "±": r"$\pm$", "−": "$-$", "–": "--", "≈": r"$\approx$", "→": r"$\to$", "<": "$<$", ">": "$>$", "Ω": r"$\Omega$",
-    "≤": r"$\leq$", "×": r"$\times$",
+    "≤": r"$\leq$", "×": r"$\times$", "N̂": r"$\hat{N}$",
 }  # fmt: skip
 
 
@@ -101,10 +102,9 @@ def tex(text: str) -> str:
     """Text as LaTeX prints it; what its fonts may lack is left to the compiler's own input encoding."""
     written, place = [], 0
     while place < len(text):
-        length = 3 if text.startswith("γ→0", place) else 1
-        piece = text[place : place + length]
+        piece = next((text[place : place + length] for length in (3, 2) if text[place : place + length] in _TEX), text[place])
         written.append(_TEX.get(piece, piece))
-        place += length
+        place += len(piece)
     return "".join(written)
 
 

@@ -1,0 +1,157 @@
+"""The paper's questions beyond its tables: every γ against γ→0 and against the wait-k of its lag, what the closed forms foretell, and
+what one model for the whole dial costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from zendaya.report import layout
+from zendaya.report.layout import MISSING, Cell, Sheet
+from zendaya.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, shared
+
+RESAMPLED = ("BLEU-4", "WER")
+"""Measures whose intervals are a matter of seconds; METEOR 1.5 takes Java 20 s a decode, and CIDEr tokenises with it."""
+_HOW = (
+    "Of one seed: the difference and its paired-bootstrap 95 % interval, bold where it excludes 0. Of several: mean ± standard deviation, "
+    "and on how many seeds the interval excludes 0; bold where one side is better on every seed by a mean of at least three standard "
+    "errors. "
+    f"Measures other than {' and '.join(RESAMPLED)} have no interval here (Tables 4 and A1 have some)."
+)
+
+
+def sheets(results: Results) -> Iterator[Sheet]:
+    """A table for each question that these results can answer."""
+    for made in (against_full, foretold, against_wait_k, against_alone):
+        sheet = made(results)
+        if sheet.rows:
+            yield sheet
+
+
+def against_full(results: Results) -> Sheet:
+    """Q1: every γ against γ→0 of its group, with what the closed forms say of it."""
+    groups = [group for group in results.of("offline") if group.baseline is not None]
+    measures = _measures(groups)
+    header = ("Dataset", "ρ", "setting", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures), "Ē", "1/(1+γ)", "first", "F/N̂^γ")
+    rows = []
+    for group in groups:
+        base = group.baseline
+        assert base is not None
+        for one in group.by_gamma():
+            if not one.gamma:
+                continue
+            ours, full = shared([one, base])
+            budget = _budget(full, one.gamma)
+            waits = group.any_row.form == "fix"  # its length head reads all of the source before the first step
+            rows.append(
+                (
+                    Cell(group.label), Cell(f"{_rho(results, group):.2f}"), Cell(one.name), Cell(str(len(ours.seeds))),
+                    *(_difference(results, ours, full, name) for name in measures),
+                    *(Cell(layout.share(one.mean(name))) for name in ("exposure", "exposure_limit")),
+                    Cell(MISSING if waits else layout.lag(one.mean("first_token"))), Cell(MISSING if waits else layout.lag(budget)),
+                )
+            )  # fmt: skip
+    caption = (
+        f"Offline, γ minus γ→0. {_HOW} Ē is the exposure as it came out; first is what had arrived at the first token, F/N̂^γ what the rule "
+        "for γ* gives for it from the means of F and N̂ at γ→0 (missing where the length head waits for all of the source)."
+    )
+    return Sheet("Q1", caption, header, tuple(rows))
+
+
+def foretold(results: Results) -> Sheet:
+    """Q3: up to which γ nothing is lost, beside ρ and γ*."""
+    header = ("Dataset", "ρ", "γ* for B = 0.3 F", "γ* for B = 0.1 F", "by", "no loss up to", "loss from")
+    rows = []
+    for group in results.of("offline"):
+        measure = next((name for name in group.measures if name in RESAMPLED), None)
+        settings = shared(group.by_gamma())
+        if measure is None or group.baseline is None or len(settings) < 2 or not settings[0].seeds:
+            continue
+        lost = [one for one in settings[1:] if _is_worse(results, one, settings[0], measure)]
+        free = [one for one in settings if not lost or (one.gamma or 0.0) < (lost[0].gamma or 0.0)]
+        steps = settings[0].mean("predicted_steps")
+        dials = [MISSING if steps is None else f"{-math.log(share) / math.log(max(2.0, steps)):.2f}" for share in (0.3, 0.1)]
+        texts = (
+            group.label, f"{_rho(results, group):.2f}", *dials, measure, f"{free[-1].gamma:g}", f"{lost[0].gamma:g}" if lost else MISSING
+        )  # fmt: skip
+        rows.append(tuple(map(Cell, texts)))
+    caption = (
+        "Where the dial begins to cost. Loss: on every seed the 95 % interval of the paired difference to γ→0 lies on the worse side of 0; "
+        "of the γ that were run. γ* = ln(F/B)/ln N̂ with the mean N̂ at γ→0."
+    )
+    return Sheet("Q3", caption, header, tuple(rows))
+
+
+def against_wait_k(results: Results) -> Sheet:
+    """Q2: every γ against the wait-k that is nearest to it in lag."""
+    groups = [group for group in results.of("streaming") if group.by_gamma() and group.by_k()]
+    measures = _measures(groups)
+    header = ("Dataset", "pair", "AL", "first", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures))
+    rows = []
+    for group in groups:
+        for one in group.by_gamma():
+            rivals = [pair for k in group.by_k() if (pair := shared([one, k]))[0].seeds]
+            if not rivals:
+                continue
+            ours, theirs = min(rivals, key=lambda pair: abs((pair[0].mean("AL") or 0.0) - (pair[1].mean("AL") or 0.0)))
+            lags = [", ".join(layout.lag(side.mean(name)) for side in (ours, theirs)) for name in ("AL", "first_token")]
+            texts = (group.label, f"{ours.name} vs {theirs.name}", *lags, str(len(ours.seeds)))
+            rows.append((*map(Cell, texts), *(_difference(results, ours, theirs, name) for name in measures)))
+    caption = f"Streaming, γ minus the wait-k nearest in average lagging, with the lag and the first token of each. {_HOW}"
+    return Sheet("Q2", caption, header, tuple(rows))
+
+
+def against_alone(results: Results) -> Sheet:
+    """One model for the whole dial against models of one setting each."""
+    alone = {
+        (group.recipe, group.scale, group.split, group.variant, one.decode): one
+        for group in results.groups if group.family == OWN for one in group.ordered
+    }  # fmt: skip
+    both, seen = [], set()
+    for group in results.groups:
+        for one in group.ordered:
+            key = (group.recipe, group.scale, group.split, group.variant, one.decode)
+            if group.family != OWN and key in alone and (group.family, key) not in seen:
+                seen.add((group.family, key))
+                both.append((group, one, alone[key]))
+    measures = _measures([group for group, *_ in both])
+    header = ("Dataset", "setting", "AL, whole and alone", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures))
+    rows = []
+    for group, one, single in both:
+        whole, own = shared([one, single])
+        if whole.seeds:
+            lags = ", ".join(layout.lag(side.mean("AL")) for side in (whole, own))
+            cells = (_difference(results, whole, own, name) for name in measures)
+            rows.append((Cell(group.label), Cell(one.name), Cell(lags), Cell(str(len(whole.seeds))), *cells))
+    return Sheet("Whole dial", f"One model for the whole dial minus the model trained at that setting alone. {_HOW}", header, tuple(rows))
+
+
+def _measures(groups: Sequence[Group]) -> list[str]:
+    return [name for name in MORE_IS_BETTER if any(name in group.measures for group in groups)]
+
+
+def _rho(results: Results, group: Group) -> float:
+    return float(results.signature(group.any_row)["training"]["rho"])
+
+
+def _budget(full: Setting, gamma: float) -> float | None:
+    """B of γ by the rule γ* = ln(F/B)/ln N̂ (Eq. 4), from the means of F and N̂ of a decode that reads all of the source."""
+    source, steps = full.mean("first_token"), full.mean("predicted_steps")
+    return None if source is None or steps is None else source / steps**gamma
+
+
+def _difference(results: Results, a: Setting, b: Setting, measure: str) -> Cell:
+    """A − B of settings with the same seeds."""
+    found = [results.difference(a, b, seed, measure) for seed in a.seeds] if measure in RESAMPLED else []
+    known = [gap for gap in found if gap is not None]
+    mean = layout.mean_gap(a, b, measure)
+    if not known or len(known) < len(found):
+        return mean
+    if len(known) == 1:
+        return Cell(layout.gap(known[0]), known[0].excludes_zero)
+    return Cell(f"{mean.text} ({sum(gap.excludes_zero for gap in known)} of {len(known)})", mean.bold)
+
+
+def _is_worse(results: Results, one: Setting, base: Setting, measure: str) -> bool:
+    found = [results.difference(one, base, seed, measure) for seed in one.seeds]
+    return all(gap is not None and (gap.high < 0 if MORE_IS_BETTER[measure] else gap.low > 0) for gap in found)
