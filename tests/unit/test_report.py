@@ -226,6 +226,7 @@ def test_every_dial_setting_stands_against_full_exposure_and_the_offset_of_its_l
     assert set(by_lag) == {"z-0.2 vs w-5", "z-1 vs w-2"}
     assert by_lag["z-0.2 vs w-5"][2:] == [
         "3.0, 3.8",
+        "–, –",
         "1.5, 1.9",
         "3",
         cell(gaps("streaming", (dial, "gamma=0.2"), (dial, "wait-k=5,stride=1.5"))),

@@ -86,7 +86,7 @@ def against_wait_k(results: Results) -> Sheet:
     """Q2: every γ against the wait-k that is nearest to it in lag."""
     groups = [group for group in results.of("streaming") if group.by_gamma() and group.by_k()]
     measures = _measures(groups)
-    header = ("Dataset", "pair", "AL", "first", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures))
+    header = ("Dataset", "pair", "AL", "DAL", "first", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures))
     rows = []
     for group in groups:
         for one in group.by_gamma():
@@ -94,10 +94,10 @@ def against_wait_k(results: Results) -> Sheet:
             if not rivals:
                 continue
             ours, theirs = min(rivals, key=lambda pair: abs((pair[0].mean("AL") or 0.0) - (pair[1].mean("AL") or 0.0)))
-            lags = [", ".join(layout.lag(side.mean(name)) for side in (ours, theirs)) for name in ("AL", "first_token")]
+            lags = [", ".join(layout.lag(side.mean(name)) for side in (ours, theirs)) for name in ("AL", "DAL", "first_token")]
             texts = (group.label, f"{ours.name} vs {theirs.name}", *lags, str(len(ours.seeds)))
             rows.append((*map(Cell, texts), *(_difference(results, ours, theirs, name) for name in measures)))
-    caption = f"Streaming, γ minus the wait-k nearest in average lagging, with the lag and the first token of each. {_HOW}"
+    caption = f"Streaming, γ minus the wait-k nearest in average lagging, with two measures of lag and the first token of each. {_HOW}"
     return Sheet("Q2", caption, header, tuple(rows))
 
 
