@@ -285,6 +285,16 @@ class Model(
         logits_1C = self.length_logits(readable_TE[None], torch.tensor([readable_TE.shape[0]], device=window_TE.device), past)
         return int(logits_1C.argmax(-1)) + 1
 
+    def steps_of(self, predicted: int, source: int) -> int:
+        """N̂ of a schedule over `source` tokens from what its head predicted: at a pace that is for a whole W, and another width holds
+        more or less."""
+        scaled = round(predicted * source / self.config.window) if self.config.pace else predicted
+        return max(1, min(self.config.max_steps, scaled))
+
+    def paced(self, steps: int, source: int) -> int:
+        """What the head should predict for `steps` said in `source` tokens: the inverse of `steps_of`."""
+        return max(1, min(self.config.max_steps, round(steps * self.config.window / source))) if self.config.pace else steps
+
     # The dial of a window.
 
     def gamma_costs(self, source_BTE: Tensor, lengths_B: Tensor, history: History | None = None) -> tuple[Tensor, Tensor]:

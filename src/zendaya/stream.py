@@ -408,9 +408,7 @@ class Session:
             if not self._wait(buffer):
                 return False
             predicted = self.model.predict_steps(self._window_tokens(), buffer, self._previous)
-            # A head that counts for whole windows counts for the config's; another width holds more or less at the same pace.
-            scaled = round(predicted * self.window / config.window) if config.pace else predicted
-            self._steps = max(1, min(config.max_steps, scaled))
+            self._steps = self.model.steps_of(predicted, self.window)
         self._horizons = schedule.horizons(self.window, self._steps, num_steps=self._max_steps).tolist()
         return True
 

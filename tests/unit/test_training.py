@@ -259,6 +259,31 @@ def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus,
         assert float(sums["length"]) == pytest.approx(length, rel=1e-5)
 
 
+def test_a_head_that_learns_the_pace_serves_a_clip_of_any_length(corpus, tmp_path, recipe):
+    from zendaya import corpora
+    from zendaya.training import TaskConfig, _examples, _model, _tokenizer, prepare_features
+    from zendaya.training.decoding import DecodingTask
+
+    config = recipe(schedule=PowerLaw(1), form="causal")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, pace=True, window=8))
+    reading = corpora.read("manifest", corpus)
+    store = prepare_features(config, corpus, tmp_path / "features", reading.digest, None)
+    tokenizer = _tokenizer(config, reading.usable)
+    examples, _ = _examples(config, reading, store, tokenizer, None)
+    model = _model(config, store, tokenizer).eval()
+    task = DecodingTask(model, store, examples, TaskConfig(schedule=PowerLaw(1), stride=0.75))
+    chosen = [examples["train"][index].window for index in range(8)]
+    lesson = task.collate("train", list(range(8)), np.random.default_rng(0))
+    assert len({window.num_source for window in chosen}) > 3
+    assert lesson.steps_B.tolist() == [min(30, max(1, round(8 * (len(w.ids) + 1) / w.num_source))) for w in chosen]
+    model.predict_steps = lambda *_: 6  # six steps in eight source tokens
+    for num_source, steps in ((4, 3), (8, 6), (16, 12)):
+        session = model.open(PowerLaw(1), window=num_source, max_steps=1)
+        (event,) = [*session.push(torch.zeros(num_source, 6)), *session.finish()]
+        assert event.predicted_steps == steps
+        assert model.paced(steps, num_source) == 6
+
+
 # Stopped, killed, resumed.
 
 

@@ -101,11 +101,11 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
     "msvd": msvd,
     "msvd-causal": lambda: causal(msvd()),
     "librispeech": librispeech,
-    "librispeech-causal": lambda: causal(librispeech()),
+    "librispeech-causal": lambda: causal(librispeech(), paced=225),
     "librispeech-inf": lambda: inf(librispeech()),
     "librispeech-long30": librispeech_long30,
     "multi30k": multi30k,
-    "multi30k-causal": lambda: causal(multi30k()),
+    "multi30k-causal": lambda: causal(multi30k(), paced=32),
     "adapt-tiny.en": adapt_tiny_en,
 }
 """The clips of MSVD and Multi30k have no neighbours in a stream, so those have no inf form."""
@@ -138,9 +138,14 @@ def _from_file(path: Path) -> Recipe:
     return TrainConfig.from_dict(fields, str(path))
 
 
-def causal(config: TrainConfig) -> TrainConfig:
-    """The form of a recipe that streams clip by clip: each alone, its length predicted from what its first step may read."""
-    return dataclasses.replace(config, name=f"{config.name}-causal", form="causal")
+def causal(config: TrainConfig, *, paced: int | None = None) -> TrainConfig:
+    """The form of a recipe that streams clip by clip: each alone, its length predicted from what its first step may read.
+
+    `paced` is for texts as long as their source: the head then predicts the pace, as the text of so many source tokens, and a schedule
+    over F of them takes N̂ in proportion; how long a whole clip will be, its first token does not tell.
+    """
+    model = config.model if paced is None else dataclasses.replace(config.model, pace=True, window=paced)
+    return dataclasses.replace(config, name=f"{config.name}-causal", form="causal", model=model)
 
 
 def inf(config: TrainConfig) -> TrainConfig:

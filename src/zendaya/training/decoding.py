@@ -114,7 +114,7 @@ class DecodingTask:
         numbers = [source.shape[0] for source in sources]
         if model.config.length == "inf":
             numbers = [min(n, s.buffer(config.scale or n, model.config.max_steps)) for n, s in zip(numbers, schedules, strict=True)]
-        steps_B = torch.tensor([len(example.window.ids) + 1 for example in examples])
+        steps_B = torch.tensor([model.paced(len(example.window.ids) + 1, example.window.num_source) for example in examples])
         device = batch.ids_BN.device
         return Lesson(batch, torch.tensor(numbers, device=device), steps_B.to(device))
 

@@ -131,7 +131,7 @@ def measure(
             schedule = PowerLaw(gamma)
             buffers = [buffer(model, gamma, number, scale) for number in numbers]
             logits_BC = model.length_logits(*_readable(model, sources, buffers), None if histories is None else model._history(histories))
-            predicted = (logits_BC.argmax(-1) + 1).tolist()
+            predicted = [model.steps_of(c + 1, scale or number) for c, number in zip(logits_BC.argmax(-1).tolist(), numbers, strict=True)]
             texts = [example.window.ids for example in chosen]
             batch = model.batch(sources, texts, schedule, scale=scale, steps=predicted, histories=histories)
             losses_BN = functional.cross_entropy(model(batch).transpose(1, 2), batch.targets_BN, reduction="none")  # 0 past a text's end
