@@ -282,7 +282,7 @@ def _frontier(
     policies ask after so many source tokens as `rivals` says."""
     recipe = _recipe(f"{name}-causal")
     policies = [f"{policy}={count}" for policy in ("local-agreement", "alignatt") for count in rivals]
-    settings = (*GAMMAS_STREAMING, *(f"wait-k={k}" for k in offsets), *policies)
+    settings = (*GAMMAS_STREAMING, "0.7", *(f"wait-k={k}" for k in offsets), *policies)
     whole = Decode(mode="streaming", scale="segment", schedules=settings, split=split, metrics=metrics)
     offline = Decode(schedules=_Q1, split=split, metrics=metrics)
     own = Decode(mode="streaming", scale="segment", split=split, metrics=metrics)
