@@ -22,7 +22,7 @@ _HOW = (
 
 def sheets(results: Results) -> Iterator[Sheet]:
     """A table for each question that these results can answer."""
-    for made in (against_full, foretold, against_wait_k, against_alone):
+    for made in (against_full, against_wait_k, foretold, against_alone):
         sheet = made(results)
         if sheet.rows:
             yield sheet
