@@ -405,6 +405,12 @@ def test_every_grid_can_be_written_down_and_read_again(name, tmp_path):
         ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "colour": 1}]}', "colour"),
         ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"mode": "live"}]}]}', "offline or streaming: got 'live'"),
         ('{"arms": [{"recipe": "adapt-tiny.en", "schedules": ["0"]}]}', "draws its own schedules"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "limit": 2.5}]}', "arm msvd: limit must be a whole number, .* got 2.5"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "seeds": [9223372036854775808]}]}', "seed must be .* got 9223372036854775808"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"limit": "all"}]}]}', "a decode: limit .* got 'all'"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"metrics": []}]}]}', "at least one metric of wer"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"split": 5}]}]}', "split is the name of one: got 5"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"normalise": "x"}]}]}', "english, basic, none: got 'x'"),
     ],
 )
 def test_what_is_no_grid_is_one_line(text, complaint, tmp_path):

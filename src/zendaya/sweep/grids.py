@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from zendaya.errors import ConfigError
-from zendaya.metrics.quality import METRICS
+from zendaya.metrics.quality import METRICS, Normalise
 from zendaya.policies import parse_policy
 from zendaya.recipes import configured, recipe
 from zendaya.records import Scale
@@ -40,6 +40,11 @@ class Sizes:
             raise ConfigError(f"sizes of a corpus must be above 0: got {self}")
 
 
+def _check_limit(limit: object, what: str, unit: str) -> None:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise ConfigError(f"{what}: limit must be a whole number, at least 1 {unit}: got {limit!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decode:
     """How each checkpoint of an arm is decoded."""
@@ -51,7 +56,7 @@ class Decode:
     scale: Scale | None = None
     """Not given: segment offline, window (strictly causal) when streaming."""
     metrics: tuple[str, ...] | None = None
-    normalise: Literal["english", "basic", "none"] = "english"
+    normalise: Normalise = "english"
     limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -67,8 +72,13 @@ class Decode:
         for name in self.metrics or ():
             if name not in METRICS:
                 raise ConfigError(f"no metric is called {name!r}; there are {', '.join(METRICS)}")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"a decode's limit must be at least 1 clip: got {self.limit}")
+        if self.metrics == ():
+            raise ConfigError(f"give a decode at least one metric of {', '.join(METRICS)}, or leave metrics out for those of the corpus")
+        if self.normalise not in get_args(Normalise):
+            raise ConfigError(f"a decode's normalise is one of {', '.join(get_args(Normalise))}: got {self.normalise!r}")
+        if not isinstance(self.split, str) or not self.split:
+            raise ConfigError(f"a decode's split is the name of one: got {self.split!r}")
+        _check_limit(self.limit, "a decode", "clip")
 
     @property
     def scale_of_mode(self) -> Scale:
@@ -99,8 +109,7 @@ class Arm:
             raise ConfigError(f"{what}: give at least one training schedule, one seed and one decode")
         if len(set(self.schedules)) < len(self.schedules) or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"{what}: each schedule and seed once: got {', '.join(self.schedules)} and {self.seeds}")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"{what}: limit must be at least 1 example: got {self.limit}")
+        _check_limit(self.limit, what, "example")
         for config in self.configs():
             if isinstance(config.schedule, Dial) and any(OWN in decode.schedules for decode in self.decodes):
                 raise ConfigError(

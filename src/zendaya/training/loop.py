@@ -74,8 +74,10 @@ class LoopConfig:
                 raise ConfigError(f"training config: {name} must be above 0: got {getattr(self, name)!r}")
         if not 0 <= self.final_learning_rate <= self.learning_rate:
             raise ConfigError(f"training config: final_learning_rate must lie in 0 … {self.learning_rate}: got {self.final_learning_rate}")
-        if self.warmup_steps < 0 or self.weight_decay < 0 or self.save_every_s < 0 or self.seed < 0:
-            raise ConfigError(f"training config: warmup_steps, weight_decay, save_every_s and seed must be at least 0: got {self}")
+        if self.warmup_steps < 0 or self.weight_decay < 0 or self.save_every_s < 0:
+            raise ConfigError(f"training config: warmup_steps, weight_decay and save_every_s must be at least 0: got {self}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ConfigError(f"training config: seed must be a whole number from 0, below 2^63: got {self.seed!r}")
         if self.precision not in ("auto", "32-true", "bf16-mixed"):
             raise ConfigError(f"training config: precision must be auto, 32-true or bf16-mixed: got {self.precision!r}")
 
