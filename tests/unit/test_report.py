@@ -233,7 +233,7 @@ def test_every_dial_setting_stands_against_full_exposure_and_the_offset_of_its_l
     ]
     (foretold,) = found["Q3"][1:]
     assert all(gap.high < 0 for gap in worse)
-    assert foretold == ["msvd", "3.40", f"{-np.log(0.3) / np.log(9):.2f}", f"{-np.log(0.1) / np.log(9):.2f}", "BLEU-4", "0.3", "1"]
+    assert foretold == ["msvd", "3.40", f"{-np.log(0.3) / np.log(9):.2f}", f"{-np.log(0.1) / np.log(9):.2f}", "BLEU-4", "3", "0.3", "1"]
     (whole,) = found["Whole dial"][1:]
     assert whole[:4] == [f"msvd ({dial})", "z-1", "1.0, 1.0", "3"]
     sides = [
@@ -252,6 +252,85 @@ def test_the_first_token_stands_beside_what_the_rule_gives(tmp_path):
     (row,) = found["Q1"][1:]
     assert row[-2:] == ["4.0", "6.0"]  # 18 source tokens by the root of 9 steps
     assert found["Q3"][1][-2:] == ["0.5", "–"]  # nothing is lost that the clips could tell
+
+
+def test_what_cannot_be_told_is_no_absence_of_loss(tmp_path):
+    made = Made(tmp_path)
+    for decode, loss in (("gamma=0.0", 0.1), ("gamma=0.5", 0.9)):
+        made.add("offline", "dial", decode, 0, loss, 4.0)
+    for path in tmp_path.glob("decodes/*/traces.jsonl"):
+        path.unlink()
+    assert dict(tables(report(tmp_path)))["Q3"][1][-2:] == ["–", "–"]
+    for seed in (1, 2):  # several seeds tell it without traces
+        for decode, loss in (("gamma=0.0", 0.1), ("gamma=0.5", 0.9)):
+            made.add("offline", "dial", decode, seed, loss, 4.0)
+    assert dict(tables(report(tmp_path)))["Q3"][1][-2:] == ["0", "0.5"]
+
+
+def report(folder):
+    (path,) = [path for path in write_report(folder, formats=["md"], force=True) if path.suffix == ".md"]
+    return path.read_text()
+
+
+def test_numbers_of_two_implementations_are_not_compared(tmp_path):
+    made = Made(tmp_path)
+    for seed in (0, 1, 2):
+        for decode, loss in (("gamma=0.0", 0.3), ("gamma=0.3", 0.28)):
+            made.add("offline", decode, decode, seed, loss, 4.0)
+    for row in [row for row in made.table.rows() if row.metric == "BLEU"]:
+        without_java = row.decode_schedule == "gamma=0.3" and row.seed  # two of the six decodes had no Java
+        name, value = ("METEOR-nltk", 45.0) if without_java else ("METEOR", 20.0)
+        signature = json.dumps({**json.loads(row.signature), "metric": name})
+        rows = [one for one in made.table.rows() if one.cell == row.cell]
+        made.table.write(
+            made.table.records()[row.cell], [*rows, dataclasses.replace(row, metric=name, value=value + row.seed, signature=signature)]
+        )
+    found = dict(tables(report(tmp_path)))
+    seeded = {row[0]: row for row in found["Table A3"]}
+    assert seeded["γ→0"][2] == "0.2100 ± 0.0100"
+    assert seeded["0.3"][2] == "0.2000 (1)"
+
+
+def test_a_model_decoded_under_its_own_schedule_and_others_is_one_group(tmp_path):
+    made = Made(tmp_path)
+    for decode, loss in (("gamma=0.0", 0.3), ("gamma=0.5", 0.05), ("gamma=1.0", 0.5)):
+        made.add("offline", "gamma=0.5", decode, 0, loss, 1.0)
+    found = dict(tables(report(tmp_path)))
+    values = {row.decode_schedule: row.value / 100 for row in made.table.rows() if row.metric == "BLEU"}
+    (row,) = [row for row in found["Table 2"] if row[0] == "msvd (gamma=0.5)"]
+    assert row[1:3] == [f"{values['gamma=0.0']:.4f}", f"**{values['gamma=0.5']:.4f} (γ=0.5)**"]
+    assert "Whole dial" not in found  # a decode is not compared with itself
+
+
+def test_a_report_is_made_where_a_metric_cannot_be_computed_again(made, tmp_path, monkeypatch):
+    def gone(*_, **__):
+        raise ZendayaError("no Java here")
+
+    monkeypatch.setattr("zendaya.report.results.statistics", gone)
+    told = []
+    write_report(made.folder, to=tmp_path, formats=["md"], report=told.append)
+    found = dict(tables((tmp_path / "report.md").read_text()))
+    assert {row[-1] for row in found["Table A1"] if row[0].startswith("msvd")} == {"–"}
+    assert any("no Java here" in words for words in told)
+
+
+def test_a_signature_that_cannot_be_read_is_one_line(tmp_path):
+    made = Made(tmp_path)
+    made.add("offline", "gamma=0.0", "gamma=0.0", 0, 0.3, 4.0)
+    (row,) = [row for row in made.table.rows() if row.metric == "BLEU"]
+    for signature in ("{", "[]", '{"metric": ""}'):
+        made.table.write(made.table.records()[row.cell], [dataclasses.replace(row, signature=signature)])
+        with pytest.raises(ZendayaError, match=r"results.sqlite: the BLEU of cell .* no signature that can be read"):
+            write_report(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_to_is_said_before_anything_is_scored(made, tmp_path):
+    (tmp_path / "file").write_text("")
+    for to in ("file", "file/inside"):
+        told = []
+        with pytest.raises(ZendayaError, match="file: not a folder that can be written to"):
+            write_report(made.folder, to=tmp_path / to, report=told.append)
+        assert told == []
 
 
 def test_no_setting_is_ahead_by_its_seeds(tmp_path):
@@ -381,9 +460,9 @@ def test_texts_cannot_break_out_of_the_page(tmp_path):
     text = (tmp_path / "report" / "report.html").read_text()
     assert text.count("<script") == 2
     assert text.count("</script") == 2
-    for line in (tmp_path / "report" / "report.md").read_text().splitlines():
-        if line.startswith("|"):
-            assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", line.strip()))
+    for part in (tmp_path / "report" / "report.md").read_text().split("\n## ")[1:]:
+        bars = {len(re.findall(r"(?<!\\)\|", line)) for line in part.splitlines() if line.startswith("|")}
+        assert len(bars) == 1, part  # as many cells in every row as in the header
 
 
 def test_figures_are_svg_and_the_same_each_time(made, written, tmp_path):
@@ -394,7 +473,7 @@ def test_figures_are_svg_and_the_same_each_time(made, written, tmp_path):
     assert (tmp_path / "offline.svg").read_bytes() == (written / "offline.svg").read_bytes()
 
 
-def test_latex_is_well_formed(written, tmp_path):
+def test_latex_is_well_formed(written):
     text = (written / "tables.tex").read_text()
     begun, ended = re.findall(r"\\begin\{([\w*]+)\}", text), re.findall(r"\\end\{([\w*]+)\}", text)
     assert sorted(begun) == sorted(ended)
@@ -406,15 +485,20 @@ def test_latex_is_well_formed(written, tmp_path):
         rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
         assert {len(re.split(r"(?<!\\)&", row)) for row in rows} == {columns}
     assert not re.search(r"[^\x00-\x7f]", body), re.search(r"[^\x00-\x7f]", body)
-    compiler = shutil.which("pdflatex") or shutil.which("tectonic")
-    if compiler is None:
-        return
+
+
+COMPILER = shutil.which("pdflatex") or shutil.which("tectonic")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no pdflatex or tectonic here: the tables are not compiled")
+def test_latex_compiles(written, tmp_path):
+    text = (written / "tables.tex").read_text()
     (tmp_path / "main.tex").write_text(
         "\\documentclass{article}\\usepackage[utf8]{inputenc}\\usepackage{booktabs,graphicx,array}\\begin{document}"
         + text
         + "\\end{document}"
     )
-    ran = subprocess.run([compiler, "-interaction=nonstopmode", "main.tex"], cwd=tmp_path, capture_output=True, check=False)
+    ran = subprocess.run([COMPILER, "-interaction=nonstopmode", "main.tex"], cwd=tmp_path, capture_output=True, check=False)
     assert ran.returncode == 0, ran.stdout[-2000:]
 
 

@@ -405,6 +405,17 @@ def test_every_grid_can_be_written_down_and_read_again(name, tmp_path):
         ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "colour": 1}]}', "colour"),
         ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"mode": "live"}]}]}', "offline or streaming: got 'live'"),
         ('{"arms": [{"recipe": "adapt-tiny.en", "schedules": ["0"]}]}', "draws its own schedules"),
+        ('{"arms": [{"recipe": "msvd", "schedules": "01"}]}', "arm 1: schedules is a list of texts: got '01'"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["1", "gamma=1.0"]}]}', "each schedule and seed once"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"schedules": ["1", "1.0"]}]}]}', "each once: got 1, 1.0"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "seeds": "012"}]}', "seeds is a list of whole numbers, .* got '012'"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "seeds": [0.7]}]}', "seeds is a list of whole numbers"),
+        ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "seeds": [true]}]}', "seeds is a list of whole numbers"),
+        (
+            '{"arms": [{"recipe": "msvd", "schedules": ["0"], '
+            '"sizes": {"train_examples": NaN, "source_tokens": 1, "steps": 1, "decode_clips": 1, "where": ""}}]}',
+            "sizes of a corpus must be numbers above 0",
+        ),
         ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "limit": 2.5}]}', "arm msvd: limit must be a whole number, .* got 2.5"),
         ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "seeds": [9223372036854775808]}]}', "seed must be .* got 9223372036854775808"),
         ('{"arms": [{"recipe": "msvd", "schedules": ["0"], "decodes": [{"limit": "all"}]}]}', "a decode: limit .* got 'all'"),
@@ -451,6 +462,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpus):
         ([tiny, "--data", corpus, "--out", foreign], "a database of another program"),
         ([tiny, "--data", corpus, "--out", broken], "not a table of results"),
         ([tiny, "--data", corpus, "--out", newer], "results of version 99"),
+        ([tiny, "--data", corpus, "--out", tiny], "tiny.json: not a folder for results"),
         ([tiny, "--dry-run", "--tokens-per-s", "0"], "above 0: got 0"),
         (["msvd-q1", "--seeds", "0,7"], "grid msvd-q1 has the seeds 0, 1, 2: got 0, 7"),
         (["msvd-q1", "--seeds", "first"], "--seeds: expected whole numbers"),
@@ -461,6 +473,14 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpus):
         ran = run("sweep", *arguments)
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), (arguments, ran.stdout, ran.stderr)
         assert complaint in ran.stderr
+        assert "--ray" in arguments or not (tmp_path / "out").exists()
+
+
+def test_an_empty_file_of_results_is_called_so(tmp_path):
+    (tmp_path / "results.sqlite").touch()
+    with pytest.raises(ZendayaError, match=r"results.sqlite: an empty file: expected the results of zendaya sweep"):
+        Table(tmp_path)
+    assert Table(tmp_path, create=True).rows() == []
 
 
 def _has_ray():

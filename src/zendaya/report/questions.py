@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from zendaya.metrics.significance import beats_on_every_seed
 from zendaya.report import layout
 from zendaya.report.layout import MISSING, Cell, Sheet
 from zendaya.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, shared
@@ -14,9 +15,8 @@ RESAMPLED = ("BLEU-4", "WER")
 """Measures whose intervals are a matter of seconds; METEOR 1.5 takes Java 20 s a decode, and CIDEr tokenises with it."""
 _HOW = (
     "Of one seed: the difference and its paired-bootstrap 95 % interval, bold where it excludes 0. Of several: mean ± standard deviation, "
-    "and on how many seeds the interval excludes 0; bold where one side is better on every seed by a mean of at least three standard "
-    "errors. "
-    f"Measures other than {' and '.join(RESAMPLED)} have no interval here (Tables 4 and A1 have some)."
+    "and on how many seeds the interval excludes 0 on that side; bold where one side is better on every seed by a mean of at least three "
+    f"standard errors. Measures other than {' and '.join(RESAMPLED)} have no interval here (Tables 4 and A1 have some)."
 )
 
 
@@ -60,24 +60,26 @@ def against_full(results: Results) -> Sheet:
 
 def foretold(results: Results) -> Sheet:
     """Q3: up to which γ nothing is lost, beside ρ and γ*."""
-    header = ("Dataset", "ρ", "γ* for B = 0.3 F", "γ* for B = 0.1 F", "by", "no loss up to", "loss from")
+    header = ("Dataset", "ρ", "γ* for B = 0.3 F", "γ* for B = 0.1 F", "by", "seeds", "no loss shown up to", "loss from")
     rows = []
     for group in results.of("offline"):
         measure = next((name for name in group.measures if name in RESAMPLED), None)
         settings = shared(group.by_gamma())
         if measure is None or group.baseline is None or len(settings) < 2 or not settings[0].seeds:
             continue
-        lost = [one for one in settings[1:] if _is_worse(results, one, settings[0], measure)]
-        free = [one for one in settings if not lost or (one.gamma or 0.0) < (lost[0].gamma or 0.0)]
+        worse = [_is_worse(results, one, settings[0], measure) for one in settings[1:]]
+        if None in worse:
+            found = (MISSING, MISSING)
+        else:
+            first = worse.index(True) + 1 if True in worse else len(settings)
+            found = (f"{settings[first - 1].gamma:g}", f"{settings[first].gamma:g}" if first < len(settings) else MISSING)
         steps = settings[0].mean("predicted_steps")
         dials = [MISSING if steps is None else f"{-math.log(share) / math.log(max(2.0, steps)):.2f}" for share in (0.3, 0.1)]
-        texts = (
-            group.label, f"{_rho(results, group):.2f}", *dials, measure, f"{free[-1].gamma:g}", f"{lost[0].gamma:g}" if lost else MISSING
-        )  # fmt: skip
-        rows.append(tuple(map(Cell, texts)))
+        rows.append(tuple(map(Cell, (group.label, f"{_rho(results, group):.2f}", *dials, measure, str(len(settings[0].seeds)), *found))))
     caption = (
-        "Where the dial begins to cost. Loss: on every seed the 95 % interval of the paired difference to γ→0 lies on the worse side of 0; "
-        "of the γ that were run. γ* = ln(F/B)/ln N̂ with the mean N̂ at γ→0."
+        "Where the dial begins to cost, of the γ that were run. Loss: of one seed, that the 95 % interval of the paired difference to γ→0 "
+        "lies on the worse side of 0; of several, that γ is worse on every seed by a mean of at least three standard errors. "
+        "γ* = ln(F/B)/ln N̂ with the mean N̂ at γ→0."
     )
     return Sheet("Q3", caption, header, tuple(rows))
 
@@ -111,7 +113,7 @@ def against_alone(results: Results) -> Sheet:
     for group in results.groups:
         for one in group.ordered:
             key = (group.recipe, group.scale, group.split, group.variant, one.decode)
-            if group.family != OWN and key in alone and (group.family, key) not in seen:
+            if group.family not in (OWN, one.decode) and key in alone and (group.family, key) not in seen:
                 seen.add((group.family, key))
                 both.append((group, one, alone[key]))
     measures = _measures([group for group, *_ in both])
@@ -149,9 +151,17 @@ def _difference(results: Results, a: Setting, b: Setting, measure: str) -> Cell:
         return mean
     if len(known) == 1:
         return Cell(layout.gap(known[0]), known[0].excludes_zero)
-    return Cell(f"{mean.text} ({sum(gap.excludes_zero for gap in known)} of {len(known)})", mean.bold)
+    above = sum(gap.value for gap in known) > 0
+    decided = sum(gap.low > 0 if above else gap.high < 0 for gap in known)
+    return Cell(f"{mean.text} ({decided} of {len(known)})", mean.bold)
 
 
-def _is_worse(results: Results, one: Setting, base: Setting, measure: str) -> bool:
-    found = [results.difference(one, base, seed, measure) for seed in one.seeds]
-    return all(gap is not None and (gap.high < 0 if MORE_IS_BETTER[measure] else gap.low > 0) for gap in found)
+def _is_worse(results: Results, one: Setting, base: Setting, measure: str) -> bool | None:
+    """Whether a setting is worse than its baseline by more than chance; None where that cannot be told."""
+    ours, theirs = one.values(measure), base.values(measure)
+    if not ours or ours.keys() != theirs.keys():
+        return None
+    if len(ours) > 1:
+        return beats_on_every_seed([*theirs.values()], [*ours.values()], higher_is_better=MORE_IS_BETTER[measure])
+    gap = results.difference(one, base, one.seeds[0], measure)
+    return None if gap is None else gap.high < 0 if MORE_IS_BETTER[measure] else gap.low > 0

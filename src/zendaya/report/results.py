@@ -16,7 +16,7 @@ from zendaya.metrics.results import read_traces
 from zendaya.metrics.significance import Difference, Interval, Seeds, Statistics, bootstrap, over_seeds, paired_bootstrap, statistics
 from zendaya.records import Trace
 from zendaya.schedule import Full, PowerLaw, WaitK, is_policy, parse_schedule
-from zendaya.sweep.table import Row, Table
+from zendaya.sweep.table import RESULTS, Row, Table
 
 QUALITY = {
     "BLEU": ("BLEU-4", True), "BLEU-lc": ("BLEU-4", True), "METEOR": ("METEOR", True), "METEOR-nltk": ("METEOR", True),
@@ -26,6 +26,8 @@ QUALITY = {
 MEASURES = ("BLEU-4", "METEOR", "WER", "CIDEr")
 MORE_IS_BETTER = dict(QUALITY.values())
 OWN = "own"
+Key = tuple[str, str, str, str, str, str]
+"""Recipe, mode, family, scale, split and variant of a group."""
 
 
 @dataclass
@@ -105,6 +107,20 @@ class Group:
     """Whether the label says the variant, because there are others."""
     settings: dict[str, Setting] = field(default_factory=dict)
 
+    def keep_one_implementation(self) -> None:
+        """Of several implementations of a measure (BLEU with case and without, METEOR with Java and without) leave the one that most
+        decodes have: numbers of two are not to be compared."""
+        rows = [rows for setting in self.settings.values() for rows in setting.rows.values()]
+        for measure in MEASURES:
+            names = [name for name, (shown, _) in QUALITY.items() if shown == measure]
+            found = Counter(_implementation(each[name]) for name in names for each in rows if name in each)
+            if len(found) > 1:
+                kept = max(found, key=lambda one: found[one])  # of as many, the first named
+                for each in rows:
+                    for name in names:
+                        if name in each and _implementation(each[name]) != kept:
+                            del each[name]
+
     @property
     def label(self) -> str:
         label = self.recipe if self.family == OWN else f"{self.recipe} ({self.family})"
@@ -143,6 +159,10 @@ class Group:
         return [*self.by_gamma(), *self.by_k(), *self.policies()]
 
 
+def _implementation(row: Row) -> tuple[str, str]:
+    return row.metric, str(json.loads(row.signature)["metric"])
+
+
 def shared(settings: Sequence[Setting]) -> list[Setting]:
     """Settings of the seeds that all of them have, so that none is ahead by its seeds."""
     common = set.intersection(*(set(one.seeds) for one in settings)) if settings else set[int]()
@@ -179,19 +199,37 @@ class Results:
         if not self.rows:
             raise ZendayaError(f"{table.path}: no results in it yet; run the sweep, or see why its cells failed")
         self.failed = [record for record in table.records().values() if record.status == "failed"]
-        groups: dict[tuple[str, ...], Group] = {}
-        for row in self.rows:
-            family = OWN if row.train_schedule == row.decode_schedule else row.train_schedule
-            key = (row.recipe, row.mode, family, row.scale, row.split, variant(row))
-            group = groups.setdefault(key, Group(*key))
-            setting = group.settings.setdefault(row.decode_schedule, Setting(row.decode_schedule))
-            setting.rows.setdefault(row.seed, {})[row.metric] = row
+        groups: dict[Key, Group] = {}
+        for row, key in sorted(((row, self._key(row)) for row in self.rows), key=lambda pair: pair[1][2] == OWN):
+            families = [key]
+            recipe, mode, family, *rest = key
+            if family == OWN and (wider := (recipe, mode, row.train_schedule, *rest)) in groups:
+                families.append(wider)  # the model was decoded at other settings too, and this one is of that family as well
+            for one in families:
+                group = groups.setdefault(one, Group(*one))
+                setting = group.settings.setdefault(row.decode_schedule, Setting(row.decode_schedule))
+                setting.rows.setdefault(row.seed, {})[row.metric] = row
+        for group in groups.values():
+            group.keep_one_implementation()
         self.groups = [groups[key] for key in sorted(groups)]
         alike = Counter(key[:-1] for key in groups)
         for group_key, group in groups.items():
             group.marked = alike[group_key[:-1]] > 1
         self._traces: dict[str, list[Trace] | None] = {}
         self._statistics: dict[tuple[str, str], Statistics | None] = {}
+
+    def _key(self, row: Row) -> Key:
+        """What a group is of; of the decode of a model under the one schedule it was trained under, the group of such."""
+        family = OWN if row.train_schedule == row.decode_schedule else row.train_schedule
+        try:
+            if json.loads(row.signature).keys() >= {"metric", "training", "evaluation"}:
+                return (row.recipe, row.mode, family, row.scale, row.split, variant(row))
+        except (ValueError, AttributeError):
+            pass
+        raise ZendayaError(
+            f"{self.folder / RESULTS}: the {row.metric} of cell {row.cell} has no signature that can be read: the table was changed; run "
+            "the sweep in another folder"
+        )
 
     def of(self, mode: str) -> list[Group]:
         return [group for group in self.groups if group.mode == mode]
@@ -226,9 +264,13 @@ class Results:
             normalise = self.signature(row)["evaluation"].get("normalise", "english")
             self._report(f"{row.metric} of each clip: {row.recipe} {row.train_schedule} seed {row.seed} at {row.decode_schedule}")
             texts, references = [trace.text for trace in traces], [trace.references for trace in traces]
-            found = statistics(row.metric.lower(), texts, references, normalise=normalise)
-            # Another implementation than the sweep's (no Java here, say) would give an interval beside a score it is not of.
-            self._statistics[key] = found if found.signature == self.signature(row)["metric"] else None
+            try:
+                found = statistics(row.metric.lower(), texts, references, normalise=normalise)
+                # Another implementation than the sweep's (no Java here, say) would give an interval beside a score it is not of.
+                self._statistics[key] = found if found.signature == self.signature(row)["metric"] else None
+            except ZendayaError as error:  # its tool is not on this machine
+                self._report(f"no interval for {row.metric}: {error}")
+                self._statistics[key] = None
         return self._statistics[key]
 
     def interval(self, setting: Setting, seed: int, measure: str) -> Interval | None:

@@ -95,7 +95,8 @@ def fixed(results: Results) -> Sheet:
         rows.append((*cells, Cell(one.rel), Cell(f"{one.exposure:.2f}"), Cell("1")))
     caption = (
         "Fixed-window results, means over the seeds that all settings of a row have. The best γ is selected by the first measure, on the "
-        "clips it is then reported on; Rel. is that margin. Bold: above its baseline by mean, no test. METEOR of ours is of the "
+        "clips it is then reported on; Rel. is that margin. Ē of ours is as it came out, the paper's is 1/(1+γ). Bold: above its baseline "
+        "by mean, no test. METEOR of ours is of the "
         "implementation named above, not of the paper's: compare it within a row."
     )
     return Sheet("Table 2", caption, header, tuple(rows))
@@ -169,7 +170,7 @@ def pairs(results: Results) -> Sheet:
             if (gap := known.get(measure)) is None:
                 cells.append(Cell(MISSING))
             else:
-                cells.append(Cell(f"{gap[0]:.4f} [{gap[1]:.3f}, {gap[2]:.3f}]", gap[1] > 0 or gap[2] < 0))
+                cells.append(Cell(f"{gap[0]:.4f} [{gap[1]:.3f}, {gap[2]:.3f}]".replace("-", "−"), gap[1] > 0 or gap[2] < 0))
         lags = Cell(", ".join(layout.lag(published.STREAM[recipe][one][2]) for one in pair.split(" vs ")))
         rows.append((Cell(f"{name} ({PAPER})"), Cell(pair), lags, Cell("1 run"), *cells))
     caption = (
@@ -199,7 +200,7 @@ def intervals(results: Results) -> Sheet:
     for recipe, name in published.CORPORA.items():
         for metric, numbers in published.INTERVALS[recipe].items():
             score, low, high, base_score, base_low, base_high, delta_value, delta_low, delta_high, p_value = numbers
-            gap_text = f"{delta_value:.4f} [{delta_low:.4f}, {delta_high:.4f}]"
+            gap_text = f"{delta_value:.4f} [{delta_low:.4f}, {delta_high:.4f}]".replace("-", "−")
             rows.append(
                 (
                     Cell(f"{name} ({PAPER}, γ = {published.FIXED[recipe].gamma:.2f})"), Cell(metric), Cell(layout.score(score)),
@@ -310,7 +311,8 @@ def every(results: Results) -> Sheet:
             rows.append(tuple(Cell(text) for text in cells))
     caption = (
         "Every decode of the sweep, means over seeds ± standard deviation. Lags in source tokens; first is what had arrived at the first "
-        "token; erasure is tokens taken back by tokens written; rows are the decoder's, a clip."
+        "token; AP is by the reference's length, and so above 1 where far more is written; erasure is tokens taken back by tokens written; "
+        "rows are the decoder's, a clip."
     )
     return Sheet("All decodes", caption, header, tuple(rows))
 

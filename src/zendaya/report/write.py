@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -39,6 +40,9 @@ def write_report(
     wanted = [*(f"{name}.svg" for name in figures), *texts]
     if not force and (there := [name for name in wanted if (out / name).exists()]):
         raise ZendayaError(f"{out}: {', '.join(there)} there already; give --force to replace, or another --to")
+    place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ZendayaError(f"{place}: not a folder that can be written to; give another --to")
     made = [*tables.sheets(results), *questions.sheets(results), tables.every(results)]
     title, note = f"Results of {', '.join(sorted({row.grid for row in results.rows}))}", _note(results)
     contents: dict[str, bytes] = {f"{name}.svg": draw([p for p in shown if p.figure == name], named[name]) for name in figures}
@@ -109,8 +113,8 @@ def tex(text: str) -> str:
 
 
 def latex(made: Sequence[Sheet], note: str) -> str:
-    """The tables, for \\input; they need the package booktabs."""
-    parts = [f"% {note}", "% \\usepackage{booktabs,graphicx}"]
+    """The tables, for \\input; they need the packages booktabs, graphicx and array."""
+    parts = [f"% {note}", "% \\usepackage{booktabs,graphicx,array}"]
     for sheet in made:
         columns = len(sheet.header)
         wide = sheet.name == "Table A2"
@@ -120,7 +124,8 @@ def latex(made: Sequence[Sheet], note: str) -> str:
             if len(row) == 1 < columns:
                 lines.append(rf"\multicolumn{{{columns}}}{{@{{}}l@{{}}}}{{{_tex_cell(row[0])}}} \\")
             else:
-                lines.append(" & ".join(map(_tex_cell, row)) + r" \\")
+                cells = " & ".join(map(_tex_cell, row))
+                lines.append(("{}" if cells.startswith("[") else "") + cells + r" \\")  # a line break would take [ for its own
         tabular = "\n".join([rf"\begin{{tabular}}{{@{{}}{layout}@{{}}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"])
         fitted = tabular if wide else rf"\resizebox{{\ifdim\width>\textwidth\textwidth\else\width\fi}}{{!}}{{%{chr(10)}{tabular}}}"
         caption = rf"\caption{{{tex(sheet.caption)}}}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,9 @@ class Sizes:
     """Where the numbers come from."""
 
     def __post_init__(self) -> None:
-        if min(self.train_examples, self.source_tokens, self.steps, self.decode_clips) <= 0:
-            raise ConfigError(f"sizes of a corpus must be above 0: got {self}")
+        numbers = (self.train_examples, self.source_tokens, self.steps, self.decode_clips)
+        if any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < math.inf for one in numbers):
+            raise ConfigError(f"sizes of a corpus must be numbers above 0: got {self}")
 
 
 def _check_limit(limit: object, what: str, unit: str) -> None:
@@ -64,11 +66,9 @@ class Decode:
             raise ConfigError(f"a decode's mode is offline or streaming: got {self.mode!r}")
         if self.scale is not None and self.scale not in get_args(Scale):
             raise ConfigError(f"a decode's scale is one of {', '.join(get_args(Scale))}: got {self.scale!r}")
-        if not self.schedules or len(set(self.schedules)) < len(self.schedules):
+        meant = [text if text == OWN else str(parse_policy(text)) for text in self.schedules]
+        if not meant or len(set(meant)) < len(meant):
             raise ConfigError(f"a decode needs at least one schedule, each once: got {', '.join(self.schedules) or 'none'}")
-        for text in self.schedules:
-            if text != OWN:
-                parse_policy(text)
         for name in self.metrics or ():
             if name not in METRICS:
                 raise ConfigError(f"no metric is called {name!r}; there are {', '.join(METRICS)}")
@@ -107,7 +107,8 @@ class Arm:
         what = f"arm {self.recipe.name}"
         if not self.schedules or not self.seeds or not self.decodes:
             raise ConfigError(f"{what}: give at least one training schedule, one seed and one decode")
-        if len(set(self.schedules)) < len(self.schedules) or len(set(self.seeds)) < len(self.seeds):
+        meant = {str(parse_training_schedule(text)) for text in self.schedules}
+        if len(meant) < len(self.schedules) or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"{what}: each schedule and seed once: got {', '.join(self.schedules)} and {self.seeds}")
         _check_limit(self.limit, what, "example")
         for config in self.configs():
@@ -175,15 +176,26 @@ def _arm(data: Mapping[str, Any], where: str) -> Arm:
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"{where}: recipe {given!r} draws its own schedules, and is no part of a grid")
     fields["recipe"] = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **loop))
-    fields["schedules"] = tuple(str(text) for text in fields["schedules"])
-    fields["seeds"] = tuple(int(seed) for seed in fields.get("seeds", (0,)))
+    fields["schedules"] = _listed(fields["schedules"], "schedules", f"{where}: ")
+    seeds = fields.get("seeds", [0])
+    if not isinstance(seeds, list | tuple) or any(type(seed) is not int for seed in seeds):
+        raise ConfigError(f"{where}: seeds is a list of whole numbers, as [0, 1, 2]: got {seeds!r}")
+    fields["seeds"] = tuple(seeds)
     if fields.get("sizes") is not None:
         fields["sizes"] = Sizes(**fields["sizes"])
     decodes = []
     for decode in fields.get("decodes", ({},)):
-        lists = {name: tuple(map(str, decode[name])) for name in ("schedules", "metrics") if decode.get(name) is not None}
+        given = [name for name in ("schedules", "metrics") if decode.get(name) is not None]
+        lists = {name: _listed(decode[name], name, f"{where}: a decode's ") for name in given}
         decodes.append(Decode(**{**decode, **lists}))
     return Arm(**{**fields, "decodes": tuple(decodes)})
+
+
+def _listed(values: object, name: str, where: str) -> tuple[str, ...]:
+    """The texts of a list of them; a bare number stands for γ."""
+    if not isinstance(values, list | tuple) or any(isinstance(one, bool) or not isinstance(one, str | int | float) for one in values):
+        raise ConfigError(f"{where}{name} is a list of texts: got {values!r}")
+    return tuple(map(str, values))
 
 
 # The paper's own (Sec. 5 and Appendix D).

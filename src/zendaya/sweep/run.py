@@ -64,9 +64,9 @@ def sweep(
     `data` is the folder of all corpora, or of the only one; `features` where feature stores are kept (`out`/features if not given), which
     sweeps may share. `ray` is the address of a cluster, whose machines all see these folders, or `local`.
     """
+    cells = cells_of(grid, data=data, out=out, features=features)  # a corpus that is not there is said before anything is written
     table = Table(out, create=True)
     with _alone(table.folder):
-        cells = cells_of(grid, data=data, out=table.folder, features=features)
         known = table.records()
         done = {cell.key for cell in cells if _is_done(cell, known.get(cell.key))}
         run = _Run(cells, done, table, report)

@@ -115,7 +115,10 @@ class Table:
         if not create and not self.path.is_file():
             raise ZendayaError(f"{self.path}: no such file; expected the folder of a sweep (zendaya sweep GRID --out FOLDER)")
         if create:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ZendayaError(f"{self.folder}: not a folder for results ({error.strerror or error}); give another --out") from None
             if not self.path.exists():
                 self._make()
         with self._open() as database:
@@ -129,6 +132,8 @@ class Table:
                     _set_up(database)
                 database.execute("COMMIT")
                 application, version = APPLICATION, VERSION
+            if not tables and not application:
+                raise ZendayaError(f"{self.path}: an empty file: expected the results of zendaya sweep; remove it, and run the sweep")
             if application != APPLICATION:
                 raise ZendayaError(
                     f"{self.path}: a database of another program: expected the results of zendaya sweep; give another folder"
