@@ -32,9 +32,9 @@ from zendaya.encoders import Tokens
 from zendaya.encoders.store import HEADER, FeatureStore
 from zendaya.engine import Backend, Engine, Precision, engine_for, engine_name, is_native
 from zendaya.errors import CheckpointError, ConfigError, CorpusError, SourceError, StoreError, ZendayaError
-from zendaya.metrics.quality import Normalise, check_metrics
+from zendaya.metrics.quality import Normalise, only_references, word_errors
 from zendaya.metrics.results import Unfinished, check_free, scores_record, traces_digest, write_scores, write_traces
-from zendaya.metrics.scores import Scores, score
+from zendaya.metrics.scores import Scores, score, wanted_metrics
 from zendaya.model import WEIGHTS, Model
 from zendaya.policies import Policy
 from zendaya.pretrained import as_trained
@@ -272,6 +272,8 @@ class Evaluation:
     """A record a schedule."""
     num_left_out: int
     """Clips that the store could not encode, and so has no tokens of."""
+    num_without_reference: int
+    """Clips that have no reference to be scored against, and so were not decoded."""
     record: dict[str, Any]
     """What `scores.json` holds: the scores and their signature."""
 
@@ -299,8 +301,8 @@ def evaluate_corpus(
     each clip has a session of its own. `computation_aware` times the decoding. `metrics` not given are those of the corpus's task: WER for
     transcription, BLEU for translation, BLEU without case, METEOR and CIDEr for captioning. `store` not given is the features/ of the
     checkpoint's run. `limit` takes the first clips only. `backend` and `precision` are those of `zendaya.engine.engine_for`. An evaluation
-    that was interrupted goes on where it stopped; one that is finished is replaced by `force` alone; `discard` drops an unfinished one
-    that was of something else.
+    that was interrupted goes on where it stopped; one that is finished is replaced by `force` alone, and an unfinished one that was of
+    something else by `force` or `discard`.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 clip: got {limit}")
@@ -310,29 +312,30 @@ def evaluate_corpus(
     _check_options(scale, window, workers, timed=computation_aware)
     if streaming and scale != "window":
         raise ConfigError(f"a stream is decoded at scale window, which knows no segment's length beforehand: got scale {scale!r}")
-    names = _default_metrics(corpus) if metrics is None else tuple(metrics)
-    check_metrics(names, normalise=normalise)
+    names = wanted_metrics(_default_metrics(corpus) if metrics is None else metrics, normalise=normalise)
     folder = None if out is None else Path(out).expanduser()
     if folder is not None:
         check_free(folder, force=force)
     reading = corpora.read(corpus, path)
-    wanted = _wanted(reading, split, limit)
+    wanted, num_without_reference = _wanted(reading, split, limit)
     features = FeatureStore.open(_store(checkpoint) if store is None else Path(store).expanduser(), corpus=corpus)
     if features.signature.data_digest != reading.digest:
         raise StoreError(f"{features.path}: encoded from other files than {path} holds now: give the same ones, or encode again")
     clips = _encoded(wanted, features)
     num_left_out = len(wanted) - len(clips)
+    if "wer" in names:
+        _check_words(clips, corpus, split, normalise)
     if computation_aware and features.signature.ids:
         raise ConfigError(f"{corpus}: a text has no clock that the time of decoding could be put on: leave out computation_aware")
     model, digest = _load(str(checkpoint))
     _check_fit(model, features, str(checkpoint), str(features.path))
-    engine_for(model, backend, precision=precision)  # what cannot be had is said before anything is written
+    _check_opens(model, engine_for(model, backend, precision=precision), schedules, window=window, steps=steps, max_steps=max_steps)
     run = _run_of(checkpoint)
     signature: dict[str, Any] = {
         "version": zendaya.__version__, "checkpoint": str(checkpoint), "checkpoint_sha256": digest, "seed": run.seed, "lower": run.lower,
         "tokenizer_sha256": "" if model.tokenizer is None else hashlib.sha256(model.tokenizer.to_json().encode()).hexdigest(),
         "corpus": corpus, "data_sha256": reading.digest, "split": split, "limit": limit, "num_clips": len(clips),
-        "num_left_out": num_left_out, "store": features.signature.to_dict(),
+        "num_left_out": num_left_out, "num_without_reference": num_without_reference, "store": features.signature.to_dict(),
         "store_sha256": json.loads((features.path / HEADER).read_bytes())["sha256"], "schedules": [str(one) for one in schedules],
         "scale": scale, "window": (window or model.config.window) if scale == "window" else None, "streaming": streaming, "steps": steps,
         "max_steps": max_steps, "clock": "computing" if computation_aware else "simulated", "metrics": list(names), "normalise": normalise,
@@ -341,7 +344,7 @@ def evaluate_corpus(
     streams = _streams(reading, clips) if streaming else [[clip] for clip in clips]
     found = dict[tuple[str, str, str], Trace]()
     with contextlib.ExitStack() as stack:
-        kept = None if folder is None else stack.enter_context(Unfinished(folder, signature, force=force, discard=discard))
+        kept = None if folder is None else stack.enter_context(Unfinished(folder, signature, discard=force or discard))
         found |= {} if kept is None else kept.traces
         for schedule in schedules:
             rest = [stream for stream in streams if any((str(schedule), clip.split, clip.id) not in found for clip in stream)]
@@ -362,11 +365,20 @@ def evaluate_corpus(
                     report(Progress(done, len(clips), str(schedule)))
     traces = [found[str(schedule), clip.split, clip.id] for schedule in schedules for clip in clips]
     sha256 = traces_digest(traces) if folder is None else write_traces(folder, traces)  # before a score can fail
-    scores = score(traces, metrics=names, normalise=normalise)
+    try:
+        scores = score(traces, metrics=names, normalise=normalise)
+    except ZendayaError as error:
+        if folder is None:
+            raise
+        raise ZendayaError(
+            f"{error}; the traces are kept: zendaya score {folder} --metrics {','.join(names)} scores them, as do other metrics"
+        ) from None
     record = scores_record(scores, signature, sha256)
     if folder is not None:
         write_scores(folder, record)
-    return Evaluation(traces=tuple(traces), scores=scores, num_left_out=num_left_out, record=record)
+    return Evaluation(
+        traces=tuple(traces), scores=scores, num_left_out=num_left_out, num_without_reference=num_without_reference, record=record
+    )
 
 
 @dataclass(frozen=True)
@@ -419,18 +431,31 @@ def _default_metrics(corpus: str) -> tuple[str, ...]:
     return ("wer",) if task.startswith("transcription") else ("bleu-lc", "meteor", "cider") if task.startswith("captioning") else ("bleu",)
 
 
-def _wanted(reading: corpora.Reading, split: str, limit: int | None) -> list[Clip]:
-    """The clips of a split that have a source and a text."""
-    wanted = [clip for clip in reading.usable if clip.split == split][:limit]
-    textless = [clip for clip in reading.clips if clip.split == split and not clip.references]
-    if not wanted and textless:
+def _wanted(reading: corpora.Reading, split: str, limit: int | None) -> tuple[list[Clip], int]:
+    """The first clips of a split that have a source and a text, and how many there are among them that have no text."""
+    wanted, num_textless = list[Clip](), 0
+    for clip in reading.clips:
+        if clip.split == split and len(wanted) != limit:
+            num_textless += not clip.references
+            wanted += [clip] if clip.usable else []
+    if not wanted and num_textless:
         raise CorpusError(
-            f"{reading.corpus.name}: none of the {len(textless)} clips of split {split!r} has a reference to be scored against"
+            f"{reading.corpus.name}: none of the {num_textless} clips of split {split!r} has a reference to be scored against"
         )
     if not wanted:
         splits = ", ".join(sorted({clip.split for clip in reading.usable}))
         raise CorpusError(f"{reading.corpus.name}: no clip with a source and a text in split {split!r}; its splits are {splits}")
-    return wanted
+    return wanted, num_textless
+
+
+def _check_words(clips: Sequence[Clip], corpus: str, split: str, normalise: Normalise) -> None:
+    """Refuse references that a word error rate cannot take."""
+    references = [clip.references for clip in clips]
+    try:
+        texts = only_references([clip.id for clip in clips], references)
+        word_errors(texts, texts, normalise=normalise)
+    except ZendayaError as error:
+        raise CorpusError(f"{corpus}, split {split!r}: {error}") from None
 
 
 def _encoded(wanted: Sequence[Clip], features: FeatureStore) -> list[Clip]:
@@ -461,6 +486,14 @@ def _checkpoint_digest(checkpoint: str) -> str:
         with safe_open(str(path), "pt") as file:
             return str((file.metadata() or {}).get("sha256", ""))
     return ""
+
+
+def _check_opens(
+    model: Model, engine: Engine, schedules: Sequence[Schedule | Policy], *, window: int | None, steps: int | None, max_steps: int | None
+) -> None:
+    """Open a session a schedule and drop it: what cannot be had is said before anything is written."""
+    for schedule in schedules:
+        model.open(schedule, window=window, steps=steps, max_steps=max_steps, engine=engine)
 
 
 def _check_fit(model: Model, features: FeatureStore, checkpoint: str, store: str) -> None:

@@ -77,6 +77,8 @@ def test_the_command_prints_a_table_and_one_object(folders):
     assert [line.split()[0] for line in lines[5:7]] == ["BLEU", "WER"]
     assert lines[5].rstrip().endswith("0.020")  # 2 of 101
     assert "lower is better" in lines[-1]
+    lines = run("compare", folders / "a", folders / "b", "--metric", "bleu,bleu", "--resamples", 100).splitlines()
+    assert [line.split()[0] for line in lines[5:] if line.startswith("BLEU ")] == ["BLEU"]
     record = json.loads(run("compare", folders / "a", folders / "b", "--json"))
     assert (record["num_clips"], record["metrics"][0]["name"]) == (20, "BLEU")
 
@@ -102,6 +104,9 @@ def test_what_cannot_be_compared_is_one_line(folders):
         assert "\n" not in str(caught.value)
 
     refused("no metric is called 'rouge'", metrics=["rouge"])
+    for words in (["score", folders / "a"], ["compare", folders / "a", folders / "b"]):
+        with pytest.raises(ZendayaError, match="normalise must be one of english, basic, none: got 'klingon'"):
+            run(*words, "--metrics", "bleu", "--normalise", "klingon")
     refused("resamples must be at least 1: got 0", resamples=0)
     write_traces(folders / "b", decode(2, num_clips=19))
     refused(r"not of the same clips: 20 and 19, of which 1 are in one alone, such as '19' of split 'test'")

@@ -18,9 +18,9 @@ from zendaya.engine import engine_name, missing
 from zendaya.errors import ConfigError, CorpusError, SourceError, StoreError, ZendayaError
 from zendaya.evaluate import evaluate, evaluate_streams
 from zendaya.metrics.latency import average_lagging
-from zendaya.metrics.results import read_traces
+from zendaya.metrics.results import one_line, read_traces, write_traces
 from zendaya.model import preset
-from zendaya.policies import LocalAgreement
+from zendaya.policies import LocalAgreement, parse_policy
 from zendaya.records import Clip, Trace
 from zendaya.schedule import Full
 
@@ -324,7 +324,7 @@ def test_the_command_evaluates_and_its_traces_score_the_same(place, tmp_path):
     digests = [signature[name][:8] for name in ("tokenizer_sha256", "checkpoint_sha256", "data_sha256")]
     assert lines[1] == (
         f"zendaya:{signature['version']}|gamma=0.5|scale:segment|tok:{digests[0]}|seed:?|model:{digests[1]}|data:manifest,test,{digests[2]}"
-        f"|clips:3|engine:{signature['engine']}|clock:simulated"
+        f"|enc:features dim=16 rate=3 window=0.333333s|clips:3|engine:{signature['engine']}|clock:simulated"
     )
     again = json.loads(run("score", tmp_path, "--json").stdout)  # the same metrics and signature, from beside the traces
     assert again["scores"] == record["scores"]
@@ -421,13 +421,39 @@ def test_damaged_traces_are_refused(tmp_path):
         (json.dumps({**good, "window": "4"}), "window must be a int: got '4'"),
         (json.dumps({**good, "tokens": [1.5]}), r"tokens must be a list of int: got \[1.5\]"),
         (json.dumps({**good, "arrivals_s": "1"}), "arrivals_s must be null or a list of numbers"),
-        (json.dumps({**good, "schedule": "none"}), "not a schedule"),
+        (json.dumps({**good, "schedule": "none"}), r"traces\.jsonl:1: schedule: not a schedule: 'none'; expected .*; evaluate again"),
+        (json.dumps({**good, "schedule": "gamma=1e999"}), r"traces\.jsonl:1: schedule: gamma must be finite"),
+        (json.dumps({**good, "schedule": "local-agreement=oops"}), r"traces\.jsonl:1: not a policy: 'local-agreement=oops'; expected"),
         (json.dumps({**good, "decoder_rows": -1}), "decoder_rows must be null or a count"),
         (json.dumps({**good, "arrived": [1]}), "contradicts itself"),
         (json.dumps({**good, "effective_horizons": [2, 3, 5]}), "contradicts itself"),
         (json.dumps({**good, "arrivals_s": [1.0]}), "contradicts itself"),
         (json.dumps({**good, "arrivals_s": [0.5, 1.0, 1.5, float("nan")]}), "contradicts itself"),
         (json.dumps({**good, "emissions_s": [1.0]}), "contradicts itself"),
+        (json.dumps(good) + "\n" + json.dumps({**good, "text": "a \ud800 b"}), r"traces\.jsonl:2: text holds half a surrogate pair"),
+        (json.dumps({**good, "references": ["a \udc00"]}), r"traces\.jsonl:1: references holds half a surrogate pair"),
+        (
+            json.dumps({**good, "arrivals_s": [10**400] * 4}),
+            r"traces\.jsonl:1: arrivals_s must lie below 2\*\*53: got a number of 1329 bits",
+        ),
+        (json.dumps({**good, "reference_steps": [10**400]}), r"traces\.jsonl:1: reference_steps must lie below 2\*\*53"),
+        (json.dumps({**good, "predicted_steps": [10**9]}), r"traces\.jsonl:1: .* contradicts itself: predicted_steps and reference_steps"),
+        (
+            json.dumps({**good, "reference_steps": [3, 4]}),
+            "contradicts itself: reference_steps must be none or as many as references, 1, got 2",
+        ),
+        (json.dumps({**good, "arrived": [1, 3, 4]}), "contradicts itself: effective_horizons must not exceed what had arrived"),
+        (json.dumps({**good, "arrived": [4, 3, 4]}), "contradicts itself: arrived must lie in 1 … 4 and never go back"),
+        (json.dumps({**good, "horizons": [-1, 3, 4]}), "contradicts itself: horizons of window 0 must lie in 0 … 4 and never decrease"),
+        (json.dumps({**good, "horizons": [2, 3, 5]}), "contradicts itself: horizons of window 0 must lie in 0 … 4"),
+        (json.dumps({**good, "horizons": [3, 2, 4]}), "contradicts itself: horizons of window 0 must .* never decrease"),
+        (
+            json.dumps({**good, "effective_horizons": [2, 1, 4]}),
+            "contradicts itself: effective_horizons of window 0 must .* never decrease",
+        ),
+        (json.dumps({**good, "horizons": [1, 3, 4]}), "contradicts itself: effective_horizons of window 0 must not exceed its horizons"),
+        (json.dumps({**good, "arrivals_s": [0.5, 1.0, 0.9, 2.0]}), "contradicts itself: arrivals_s must be at least 0 and never go back"),
+        (json.dumps({**good, "arrivals_s": [-0.5, 1.0, 1.5, 2.0]}), "contradicts itself: arrivals_s must be at least 0"),
         (json.dumps(good) + "\n" + json.dumps(good)[:200], "traces.jsonl:2: not JSON: the file is damaged"),
     ):
         if data is not None:
@@ -438,6 +464,20 @@ def test_damaged_traces_are_refused(tmp_path):
     assert read_traces(file)[0] == [by_hand()]
     file.write_text(json.dumps({key: value for key, value in good.items() if key not in ("decoder_rows", "revised", "emissions_s")}))
     assert read_traces(file)[0] == [by_hand()]  # from before costs were counted
+
+
+@pytest.mark.parametrize(
+    "name", ["0", "0.5,floor", "full", "wait-k=2,stride=2", "custom=0,0,3,9", "local-agreement=3", "alignatt=2", "edatt=0.4"]
+)
+@pytest.mark.parametrize("changes", [{}, {"history": True}, {"pauses": True}, {"length": "fix"}], ids=str)
+def test_whatever_the_runtime_gives_is_read_again(name, changes, tmp_path):
+    model, schedule = make_model(**changes), parse_policy(name)
+    traces = evaluate(model, make_clips(1, 7, 50), schedule)
+    write_traces(tmp_path, traces)
+    assert read_traces(tmp_path)[0] == traces
+    streamed = list(evaluate_streams(model, [list(consecutive(5, 25, 10, 1))], schedule, scale="window", window=10, timer=Ticks()))
+    write_traces(tmp_path, streamed)
+    assert read_traces(tmp_path)[0] == streamed
 
 
 # Nothing is overwritten, nothing is lost, and what does not fit is said.
@@ -595,3 +635,194 @@ def test_either_engine_decodes_the_same_and_says_which_it_was(place, tmp_path):
     for wrong in (("--engine", "torch", "--precision", "int8"), ("--engine", "gpu"), ("--precision", "int4")):
         with pytest.raises(ConfigError, match=wrong[-1]):
             run(*words(place, *wrong))
+
+
+# Mistakes that can be known beforehand cost nothing that is there.
+
+
+def copied(place, folder, lines):
+    """The corpus with other lines, encoded."""
+    for n in range(4):
+        np.save(folder / f"{n}.npy", np.random.default_rng(n).standard_normal((9, 16)).astype(np.float32))
+    (folder / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    encode_corpus("manifest", folder / "my.jsonl", folder / "store", encoder="features,rate=3")
+    return ("evaluate", place / "model", "manifest", folder / "my.jsonl", "--store", folder / "store", "--out", folder / "out")
+
+
+def held(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        (["a man", "a dog"], r"manifest, split 'test': the word error rate takes one reference a clip: got 2; use bleu or meteor"),
+        (["[noise]"], r"manifest, split 'test': the word error rate needs a word in the references: got none in 4 after 'english'"),
+    ],
+)
+def test_references_that_wer_cannot_take_are_refused_before_the_old_scores_are_replaced(place, tmp_path, references, message):
+    lines = [{"id": f"{n}", "split": "test", "media": f"{n}.npy", "end_s": 3, "references": references} for n in range(4)]
+    command = copied(place, tmp_path, lines)
+    run(*command, "--metrics", "bleu")
+    before = held(tmp_path / "out")
+    with pytest.raises(CorpusError, match=message):
+        run(*command, "--schedule", "1", "--metrics", "wer", "--force")
+    assert held(tmp_path / "out") == before
+
+
+def test_a_score_that_fails_after_decoding_says_that_the_traces_are_kept(place, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ZendayaError("no Java")
+
+    monkeypatch.setattr("zendaya.evaluate.score", fail)
+    with pytest.raises(ZendayaError) as caught:
+        run(*words(place, "--metrics", "bleu,wer", "--out", tmp_path))
+    assert str(caught.value) == (
+        f"no Java; the traces are kept: zendaya score {tmp_path} --metrics bleu,wer scores them, as do other metrics"
+    )
+    assert list(held(tmp_path)) == ["traces.jsonl"]
+    assert run("score", tmp_path, "--metrics", "bleu,wer").exit_code == 0
+
+
+def test_clips_without_a_reference_are_counted(place, tmp_path):
+    lines = [{"id": f"{n}", "split": "test", "media": f"{n}.npy", "end_s": 3, "references": TEXTS[: n % 2]} for n in range(4)]
+    command = copied(place, tmp_path, lines)
+    stdout = run(*command).stdout
+    assert f"2 clips have no reference to be scored against and are left out: see {tmp_path / 'my.jsonl'}" in stdout
+    assert "could not be encoded" not in stdout
+    signature = json.loads((tmp_path / "out" / "scores.json").read_text())["signature"]
+    assert (signature["num_clips"], signature["num_left_out"], signature["num_without_reference"]) == (2, 0, 2)
+    limited = json.loads(run(*command, "--limit", 1, "--force", "--json").stdout)["signature"]
+    assert (limited["num_clips"], limited["num_without_reference"]) == (1, 1)  # what comes after the last is not looked at
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--steps", 0), "steps must lie in 1 … 12 for this model: got 0"),
+        (("--steps", 100000000), "steps must lie in 1 … 12 for this model: got 100000000"),
+        (("--max-steps", 0), "max_steps must lie in 1 … 12 for this model: got 0"),
+        (("--scale", "window", "--window", 0), "window must lie in 1 … 24 source tokens for this model: got 0"),
+        (("--scale", "window", "--window", 100000), "window must lie in 1 … 24 source tokens for this model: got 100000"),
+        (("--schedule", "0", "--schedule", "learned"), "no dial head"),
+        (("--schedule", "alignatt=4,layer=9"), "the policy looks at layer 9"),
+        (("--normalise", "klingon", "--metrics", "bleu"), "normalise must be one of english, basic, none: got 'klingon'"),
+    ],
+)
+def test_what_cannot_be_opened_is_said_before_anything_is_written(place, tmp_path, more, message):
+    with pytest.raises(ZendayaError, match=message):
+        run(*words(place, *more, "--out", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_one_line_signature_tells_fixed_steps_apart(place):
+    def line(*more):
+        return json.loads(run(*words(place, *more, "--metrics", "bleu", "--force", "--json")).stdout)["scores"][0]["signature"]
+
+    assert "|scale:segment|steps:3|max_steps:3|tok:" in line("--steps", 3, "--max-steps", 3)
+    assert "|scale:segment|steps:6|tok:" in line("--steps", 6)
+    assert "steps:" not in line()
+
+
+def test_the_encoder_is_in_the_one_line_signature():
+    (found,) = score([by_hand()], metrics=["bleu"])
+    assert "|enc:?|clips:1|" in one_line(found, {})
+    assert "|enc:whisper tiny.en,c4489780|" in one_line(
+        found, {"store": {"encoder": "whisper tiny.en", "encoder_digest": "c448978094e7e1ef3b0b"}}
+    )
+
+
+def interrupted(place, out, **options):
+    """An evaluation that ended after its first clip, and the clips that the same one has to start from."""
+
+    def stop(progress):
+        if progress.done:
+            raise KeyboardInterrupt
+
+    def decode(report, **more):
+        given = {"store": place / "store", "metrics": ["bleu"], "out": out, **options, **more}
+        return evaluate_corpus(place / "model", "manifest", place / "my.jsonl", report=report, **given)
+
+    with pytest.raises(KeyboardInterrupt):
+        decode(stop)
+    return decode
+
+
+def test_force_replaces_finished_results_and_goes_on_with_unfinished_ones(place, tmp_path):
+    done = []
+    interrupted(place, tmp_path)(lambda progress: done.append(progress.done), force=True)
+    assert done == [1, 2, 3]
+    interrupted(place, tmp_path, force=True)
+    assert sorted(held(tmp_path)) == ["scores.json", "traces.jsonl", "traces.unfinished.jsonl"]
+    done.clear()
+    evaluate_corpus(
+        place / "model", "manifest", place / "my.jsonl", store=place / "store", metrics=["bleu"], max_steps=3, out=tmp_path, force=True,
+        report=lambda progress: done.append(progress.done),
+    )  # fmt: skip
+    assert done == [0, 1, 2, 3]  # it was another
+    assert sorted(held(tmp_path)) == ["scores.json", "traces.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"\xff\xfe\n", r"traces\.unfinished\.jsonl:3: not UTF-8: the file is damaged; remove it, or evaluate with --force"),
+        (b"{}\n", r"traces\.unfinished\.jsonl:3: not a trace of this version.* --force"),
+    ],
+)
+def test_a_damaged_unfinished_file_is_said_and_replaced_by_force(place, tmp_path, line, message):
+    decode = interrupted(place, tmp_path)
+    file = tmp_path / "traces.unfinished.jsonl"
+    file.write_bytes(file.read_bytes() + line)
+    with pytest.raises(ZendayaError, match=message):
+        decode(None)
+    decode(None, force=True)
+    assert sorted(held(tmp_path)) == ["scores.json", "traces.jsonl"]
+
+
+def test_an_unfinished_file_that_is_not_text_is_said(place, tmp_path):
+    (tmp_path / "traces.unfinished.jsonl").write_bytes(b"\xff\xfe\n\xff\n")
+    with pytest.raises(
+        ZendayaError, match=r"traces\.unfinished\.jsonl:1: damaged: expected the signature of an evaluation; remove the file"
+    ):
+        run(*words(place, "--out", tmp_path))
+
+
+def test_a_file_where_a_folder_is_expected_is_said(place, tmp_path):
+    run(*words(place, "--out", tmp_path / "out"))
+    message = r"my\.jsonl: a file: expected a folder for {}, or none yet; give another --out"
+    with pytest.raises(ZendayaError, match=message.format(r"traces\.jsonl and scores\.json")):
+        run(*words(place, "--out", place / "my.jsonl", "--force"))
+    with pytest.raises(ZendayaError, match=message.format(r"scores\.json")):
+        run("score", tmp_path / "out", "--out", place / "my.jsonl")
+    with pytest.raises(ZendayaError, match=r"my\.jsonl: a file, within which .*/my\.jsonl/out cannot be: expected a folder"):
+        run(*words(place, "--out", place / "my.jsonl" / "out"))
+
+
+def test_a_corpus_that_there_is_not_is_said_without_its_folder_too(place):
+    with pytest.raises(CorpusError, match="no corpus is called 'nosuch'; there are"):
+        run("evaluate", place / "model", "nosuch")
+
+
+def test_metrics_are_taken_once(place, tmp_path):
+    lines = run(*words(place, "--metrics", "bleu,wer,bleu", "--out", tmp_path)).stdout.splitlines()
+    assert lines[2].split()[:4] == ["schedule", "BLEU", "WER", "AL"]
+    found = evaluate_corpus(place / "model", "manifest", place / "my.jsonl", store=place / "store", metrics=["bleu", "bleu"])
+    assert [one.name for one in found.scores[0].quality] == ["BLEU"]
+    assert found.record["signature"]["metrics"] == ["bleu"]
+
+
+def test_groups_of_different_sizes_say_theirs_by_row(tmp_path):
+    traces = [by_hand(), by_hand(clip="1"), by_hand(schedule="wait-k=2,stride=1.0")]
+    write_traces(tmp_path, traces)
+    lines = run("score", tmp_path, "--metrics", "bleu").stdout.splitlines()
+    assert lines[0] == "scale segment; lag in source tokens and seconds"
+    assert [line.split()[:2] for line in lines[2:5]] == [["schedule", "clips"], ["gamma=1.0", "2"], ["wait-k=2,stride=1.0", "1"]]
+    write_traces(tmp_path, [*traces, by_hand(scale="window")])
+    lines = run("score", tmp_path, "--metrics", "bleu").stdout.splitlines()
+    assert lines[0] == "clips and scale by row; lag in source tokens and seconds"
+    assert [line.split()[:3] for line in lines[3:6]] == [
+        ["gamma=1.0", "2", "segment"],
+        ["wait-k=2,stride=1.0", "1", "segment"],
+        ["gamma=1.0", "1", "window"],
+    ]

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from zendaya.cli import options
-from zendaya.corpora import CORPORA
+from zendaya.corpora import CORPORA, get
 from zendaya.errors import ConfigError
 from zendaya.metrics.comparison import compare_traces
 from zendaya.metrics.quality import METRICS
 from zendaya.metrics.results import SCORES, TRACES, UNFINISHED, check_free, rescore, write_scores
-from zendaya.metrics.scores import Scores
+from zendaya.metrics.scores import Scores, check_normalise
 from zendaya.metrics.significance import RESAMPLES
 from zendaya.policies import parse_policy
 from zendaya.schedule import is_policy
@@ -118,6 +118,8 @@ def evaluate(
         return
     _print_table(found.scores, found.record)
     Console(stderr=True).print(f"{out}: {TRACES} and {SCORES}", soft_wrap=True, highlight=False)
+    if found.num_without_reference:
+        print(f"{found.num_without_reference} clips have no reference to be scored against and are left out: see {path}")
     if found.num_left_out:
         print(f"{found.num_left_out} clips could not be encoded and are left out: see problems.jsonl in {store or 'the store'}")
 
@@ -126,6 +128,7 @@ def _folder(corpus: str) -> Path:
     """Where the recipes look for a corpus."""
     from zendaya.recipes import data_folder, recipe, recipes
 
+    get(corpus)
     known = [config for config in map(recipe, recipes()) if getattr(config, "corpus", "") == corpus]
     if not known or "ZENDAYA_DATA" not in os.environ:
         raise ConfigError(f"the corpus {corpus} needs its folder or file: give PATH" + (", or set ZENDAYA_DATA" if known else ""))
@@ -168,6 +171,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two decodes of the same clips: both scores, their difference A − B, its 95 % interval and two-sided p."""
+    if normalise is not None:
+        check_normalise(normalise)
     found = compare_traces(
         a, b, metrics=_names(metrics), a_schedule=a_schedule, b_schedule=b_schedule, normalise=normalise,  # type: ignore[arg-type]
         resamples=resamples, seed=seed,
@@ -188,7 +193,8 @@ def compare(
 
 
 def _names(metrics: str | None) -> list[str] | None:
-    return None if metrics is None else [name for name in metrics.lower().replace(" ", "").split(",") if name]
+    """What was asked for, each once."""
+    return None if metrics is None else list(dict.fromkeys(name for name in metrics.lower().replace(" ", "").split(",") if name))
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
@@ -212,11 +218,22 @@ def _print_table(scores: Sequence[Scores], record: dict[str, Any]) -> None:
         *(f"{name} ca" for name in _SECONDS if computing),
     ]
     costs = ["rows", "revised", "NE"] if any(is_policy(one.schedule) for one in scores) else []
+    differing = [name for name in ("num_clips", "scale") if len({getattr(one, name) for one in scores}) > 1]  # then each row says its own
     rows = [
-        ["schedule", *names, *lags, "Ē", "Ē plan", "1/(1+γ)", *costs],
-        *([one.schedule, *_cells(one, timed, computing), *(_costs(one) if costs else [])] for one in scores),
+        ["schedule", *(name.removeprefix("num_") for name in differing), *names, *lags, "Ē", "Ē plan", "1/(1+γ)", *costs],
+        *(
+            [
+                one.schedule,
+                *(str(getattr(one, name)) for name in differing),
+                *_cells(one, timed, computing),
+                *(_costs(one) if costs else []),
+            ]
+            for one in scores
+        ),
     ]
-    print(f"{scores[0].num_clips} clips, scale {scores[0].scale}; lag in source tokens{' and seconds' if timed else ''}\n")
+    shared = {"num_clips": f"{scores[0].num_clips} clips", "scale": f"scale {scores[0].scale}"}
+    head = ", ".join(words for name, words in shared.items() if name not in differing) or "clips and scale by row"
+    print(f"{head}; lag in source tokens{' and seconds' if timed else ''}\n")
     _print_rows(rows)
     print()
     for row in record["scores"]:

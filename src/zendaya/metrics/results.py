@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
 import zendaya
 from zendaya.atomic import write_atomically
-from zendaya.errors import ZendayaError
-from zendaya.metrics.quality import METRICS, Normalise, check_metrics
-from zendaya.metrics.scores import Scores, score
+from zendaya.errors import ScheduleError, ZendayaError
+from zendaya.metrics.quality import METRICS, Normalise
+from zendaya.metrics.scores import Scores, score, wanted_metrics
 from zendaya.records import Scale, Trace
-from zendaya.schedule import is_policy, parse_schedule
+from zendaya.schedule import MAX_COUNT, MAX_CURVE, POLICIES, is_policy, parse_schedule
 
 TRACES, SCORES, UNFINISHED = "traces.jsonl", "scores.json", "traces.unfinished.jsonl"
 
@@ -25,6 +27,9 @@ _LISTS |= {"effective_horizons": int, "arrived": int}
 _COUNTS = ("decoder_rows", "revised")
 _TIMES = ("arrivals_s", "emissions_s")
 _SINGLE = {"clip": str, "split": str, "schedule": str, "scale": str, "window": int, "num_source_tokens": int, "text": str}
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_POLICY = re.compile(rf"({'|'.join(POLICIES)})=\d+(\.\d+)?(e-?\d+)?(,(last|chunk|layer)=\d+|,heads=\d+\.\d+(\+\d+\.\d+)*)*")
+"""The printed form of a policy, which only `zendaya.policies`, built on the decoder, can make one of."""
 
 
 def _to_bytes(traces: Iterable[Trace]) -> bytes:
@@ -73,44 +78,101 @@ def _trace(line: str, where: str) -> Trace:
             raise ZendayaError(f"{where}: {name} must be a list of {kind.__name__}: got {record[name]!r}")
         record[name] = tuple(record[name])
     for name in _TIMES:
-        if record[name] is not None:
-            if not isinstance(record[name], list) or any(type(value) not in (int, float) for value in record[name]):
-                raise ZendayaError(f"{where}: {name} must be null or a list of numbers: got {record[name]!r}")
-            record[name] = tuple(map(float, record[name]))
+        values = [] if record[name] is None else record[name]
+        if not isinstance(values, list) or any(type(value) not in (int, float) for value in values):
+            raise ZendayaError(f"{where}: {name} must be null or a list of numbers: got {values!r}")
     for name in _COUNTS:
         if record[name] is not None and (type(record[name]) is not int or record[name] < 0):
             raise ZendayaError(f"{where}: {name} must be null or a count: got {record[name]!r}")
-    trace = Trace(**record)
-    if not is_policy(trace.schedule):
-        parse_schedule(trace.schedule)
-    if not _consistent(trace):
-        raise ZendayaError(f"{where}: the trace of clip {trace.clip!r} contradicts itself: the file was changed; evaluate again")
+    for name, value in record.items():
+        _check_values(name, value if isinstance(value, list | tuple) else [value], where)
+    trace = Trace(**record | {name: None if record[name] is None else tuple(map(float, record[name])) for name in _TIMES})
+    _check_schedule(trace.schedule, where)
+    if what := next(_contradictions(trace), ""):
+        raise ZendayaError(f"{where}: the trace of clip {trace.clip!r} contradicts itself: {what}; the file was changed; evaluate again")
     return trace
 
 
-def _consistent(trace: Trace) -> bool:
+def _check_values(name: str, values: Iterable[object], where: str) -> None:
+    """Refuse half a character, which no encoding has, and a whole number that is none of a decode."""
+    for value in values:
+        if isinstance(value, str) and _HALF_PAIR.search(value):
+            raise ZendayaError(
+                f"{where}: {name} holds half a surrogate pair: got {ascii(value)[:80]}; the file was changed; evaluate again"
+            )
+        if isinstance(value, int) and not -MAX_COUNT < value < MAX_COUNT:
+            got = f"a number of {value.bit_length()} bits"
+            raise ZendayaError(f"{where}: {name} must lie below 2**53: got {got}; the file was changed; evaluate again")
+
+
+def _check_schedule(text: str, where: str) -> None:
+    """Refuse what neither a schedule nor a policy prints."""
+    if is_policy(text):
+        if not _POLICY.fullmatch(text):
+            expected = "expected one as local-agreement=10, alignatt=4,chunk=2 or edatt=0.4,last=2,chunk=1"
+            raise ZendayaError(f"{where}: not a policy: {text!r}; {expected}; the file was changed; evaluate again")
+        return
+    try:
+        parse_schedule(text)
+    except ScheduleError as error:
+        raise ZendayaError(f"{where}: schedule: {error}; the file was changed; evaluate again") from None
+
+
+def _contradictions(trace: Trace) -> Iterator[str]:
+    """What no decode can have given, each once all before it is ruled out."""
     steps, source = len(trace.tokens), trace.num_source_tokens
-    per_step = (trace.windows, trace.horizons, trace.effective_horizons, trace.arrived)
-    return (
-        trace.scale in get_args(Scale)
-        and steps > 0
-        and all(len(values) == steps for values in per_step)
-        and trace.window >= 1
-        and source >= 1
-        and bool(trace.references)
-        and (trace.arrivals_s is None or len(trace.arrivals_s) == source)
-        and (trace.emissions_s is None or (len(trace.emissions_s) == steps and trace.arrivals_s is not None))
-        and all(math.isfinite(time_s) for times in (trace.arrivals_s, trace.emissions_s) for time_s in times or ())
-        and set(trace.windows) == set(range(len(trace.predicted_steps)))
-        and all(count >= 1 for count in (*trace.predicted_steps, *trace.reference_steps))
-        and all(1 <= count <= source for count in trace.arrived)
-        and max(trace.windows) * trace.window < source
-        and all(0 <= read <= trace.window_tokens(k) for k, read in zip(trace.windows, trace.effective_horizons, strict=True))
-    )
+    if trace.scale not in get_args(Scale):
+        yield f"scale must be one of {', '.join(get_args(Scale))}, got {trace.scale!r}"
+    if trace.window < 1 or source < 1 or not trace.references or not steps:
+        yield "it needs a window, a source, a reference and a step"
+    for name in ("windows", "horizons", "effective_horizons", "arrived"):
+        if len(values := getattr(trace, name)) != steps:
+            yield f"{name} must be as many as tokens, {steps}, got {len(values)}"
+    if len(trace.reference_steps) not in (0, len(trace.references)):
+        yield f"reference_steps must be none or as many as references, {len(trace.references)}, got {len(trace.reference_steps)}"
+    if not all(1 <= count <= MAX_CURVE for count in (*trace.predicted_steps, *trace.reference_steps)):
+        yield f"predicted_steps and reference_steps must lie in 1 … {MAX_CURVE}"
+    yield from _impossible_times(trace)
+    if set(trace.windows) != set(range(len(trace.predicted_steps))) or _falls(trace.windows):
+        yield f"windows must be numbered from 0 and never go back, as many as predicted_steps, {len(trace.predicted_steps)}"
+    if max(trace.windows) * trace.window >= source:
+        yield f"window {max(trace.windows)} of {trace.window} tokens lies beyond the source of {source}"
+    if not all(1 <= count <= source for count in trace.arrived) or _falls(trace.arrived):
+        yield f"arrived must lie in 1 … {source} and never go back"
+    for k, steps_of_k in itertools.groupby(zip(trace.windows, trace.horizons, trace.effective_horizons, strict=True), lambda step: step[0]):
+        _, horizons, read = zip(*steps_of_k, strict=True)
+        if min(horizons) < 0 or max(horizons) > trace.window or _falls(horizons):
+            yield f"horizons of window {k} must lie in 0 … {trace.window} and never decrease"
+        if min(read) < 0 or max(read) > trace.window_tokens(k) or _falls(read):
+            yield f"effective_horizons of window {k} must lie in 0 … {trace.window_tokens(k)} and never decrease"
+        if any(effective > horizon for effective, horizon in zip(read, horizons, strict=True)):
+            yield f"effective_horizons of window {k} must not exceed its horizons"
+    if any(delay > count for delay, count in zip(trace.delays, trace.arrived, strict=True)):
+        yield "effective_horizons must not exceed what had arrived"
+
+
+def _impossible_times(trace: Trace) -> Iterator[str]:
+    arrivals_s, emissions_s = trace.arrivals_s, trace.emissions_s
+    if arrivals_s is not None and len(arrivals_s) != trace.num_source_tokens:
+        yield f"arrivals_s must be null or as many as source tokens, {trace.num_source_tokens}, got {len(arrivals_s)}"
+    if emissions_s is not None and (len(emissions_s) != len(trace.tokens) or arrivals_s is None):
+        yield f"emissions_s must be null, or as many as tokens, {len(trace.tokens)}, with arrivals_s beside them"
+    if not all(math.isfinite(time_s) for times in (arrivals_s, emissions_s) for time_s in times or ()):
+        yield "arrivals_s and emissions_s must be finite"
+    if arrivals_s and (arrivals_s[0] < 0 or _falls(arrivals_s)):
+        yield "arrivals_s must be at least 0 and never go back"
+
+
+def _falls(values: Sequence[float]) -> bool:
+    """Whether a value is below the one before."""
+    return any(after < before for before, after in itertools.pairwise(values))
 
 
 def check_free(folder: Path, *, force: bool, names: Sequence[str] = (TRACES, SCORES)) -> None:
-    """Refuse a folder whose results would be replaced, unless that is wanted."""
+    """Refuse a folder whose results would be replaced, unless that is wanted, and a file in its place."""
+    if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+        place = "" if file == folder else f", within which {folder} cannot be"
+        raise ZendayaError(f"{file}: a file{place}: expected a folder for {' and '.join(names)}, or none yet; give another --out")
     held = [name for name in names if (folder / name).exists()]
     if held and not force:
         raise ZendayaError(f"{folder}: already holds {' and '.join(held)}: give another --out, or --force to replace them")
@@ -119,8 +181,8 @@ def check_free(folder: Path, *, force: bool, names: Sequence[str] = (TRACES, SCO
 class Unfinished:
     """The traces of an evaluation that is not finished: a line each as they come, below the signature of what they are part of."""
 
-    def __init__(self, folder: Path, signature: Mapping[str, Any], *, force: bool, discard: bool = False) -> None:
-        """With `force` begin anew; with `discard`, where those that are there are part of another evaluation."""
+    def __init__(self, folder: Path, signature: Mapping[str, Any], *, discard: bool = False) -> None:
+        """Go on with those that are there; with `discard` begin anew where they are damaged or part of another evaluation."""
         self.traces: dict[tuple[str, str, str], Trace] = {}
         """Those of an evaluation that was interrupted, by schedule, split and clip."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,26 +190,36 @@ class Unfinished:
         wanted = json.loads(json.dumps(signature))
         head = json.dumps(wanted, ensure_ascii=False).encode() + b"\n"
         kept = b""
-        if self._path.exists() and not force:
-            lines = self._path.read_bytes().splitlines(keepends=True)
-            whole = [line for line in lines[1:] if line.endswith(b"\n")]  # a last one that was cut is decoded again
-            other = self._difference(lines[0], wanted) if whole else ""
-            if other and not discard:
-                raise ZendayaError(other)
-            if whole and not other:
-                for number, line in enumerate(whole, start=2):
-                    trace = _trace(line.decode(), f"{self._path}:{number}")
-                    self.traces[trace.schedule, trace.split, trace.clip] = trace
-                kept = b"".join(whole)
+        if self._path.exists():
+            lines = self._path.read_bytes().split(b"\n")
+            whole = lines[1:-1]  # a last one that was cut is decoded again
+            try:
+                if whole and (other := self._difference(lines[0], wanted)):
+                    raise ZendayaError(other)
+                traces = [self._read(line, number) for number, line in enumerate(whole, start=2)]
+                self.traces = {(trace.schedule, trace.split, trace.clip): trace for trace in traces}
+                kept = b"".join(line + b"\n" for line in whole)
+            except ZendayaError:
+                if not discard:
+                    raise
         write_atomically(self._path, head + kept)
         self._file = self._path.open("ab")
+
+    def _read(self, line: bytes, number: int) -> Trace:
+        where = f"{self._path}:{number}"
+        try:
+            return _trace(line.decode(), where)
+        except UnicodeDecodeError:
+            raise ZendayaError(f"{where}: not UTF-8: the file is damaged; remove it, or evaluate with --force") from None
+        except ZendayaError as error:
+            raise ZendayaError(f"{error}, after removing the file, or evaluate with --force") from None
 
     def _difference(self, line: bytes, wanted: Mapping[str, Any]) -> str:
         """Why what is there cannot be gone on with; empty if it can. A checkpoint is the same wherever it lies."""
         try:
             saved = dict(json.loads(line))
-        except (ValueError, TypeError):
-            return f"{self._path}: damaged: remove it, or evaluate with --force"
+        except (ValueError, TypeError, RecursionError):
+            return f"{self._path}:1: damaged: expected the signature of an evaluation; remove the file, or evaluate with --force"
         for key in sorted((saved.keys() | wanted.keys()) - {"checkpoint"}):
             if saved.get(key) != wanted.get(key):
                 return (
@@ -196,11 +268,14 @@ def one_line(scores: Scores, signature: Mapping[str, Any]) -> str:
 
     width = "" if signature.get("window") is None else f",W={signature['window']}"
     history = ",consecutive" if signature.get("streaming") else ""
+    lengths = "".join(f"|{name}:{signature[name]}" for name in ("steps", "max_steps") if signature.get(name) is not None)
+    store = signature.get("store")
+    encoder = [store.get("encoder") or "?", (store.get("encoder_digest") or "")[:8]] if isinstance(store, dict) else ["?"]
     tokens = f"{known('tokenizer_sha256', 8)}{',lower' if signature.get('lower') else ''}"
     return (
-        f"zendaya:{known('version')}|{scores.schedule}|scale:{scores.scale}{width}{history}|tok:{tokens}|seed:{known('seed')}"
-        f"|model:{known('checkpoint_sha256', 8)}|data:{known('corpus')},{known('split')},{known('data_sha256', 8)}|clips:{scores.num_clips}"
-        f"|engine:{known('engine')}|clock:{known('clock')}"
+        f"zendaya:{known('version')}|{scores.schedule}|scale:{scores.scale}{width}{history}{lengths}|tok:{tokens}|seed:{known('seed')}"
+        f"|model:{known('checkpoint_sha256', 8)}|data:{known('corpus')},{known('split')},{known('data_sha256', 8)}"
+        f"|enc:{','.join(filter(None, encoder))}|clips:{scores.num_clips}|engine:{known('engine')}|clock:{known('clock')}"
     )
 
 
@@ -213,9 +288,8 @@ def rescore(
     """
     traces, sha256 = read_traces(path)
     signature = signature_beside(path, sha256)
-    names = tuple(metrics) if metrics is not None else tuple(signature.get("metrics", ("bleu",)))
     norm: Normalise = normalise if normalise is not None else signature.get("normalise", "english")
-    check_metrics(names, normalise=norm)
+    names = wanted_metrics(signature.get("metrics", ("bleu",)) if metrics is None else metrics, normalise=norm)
     scores = score(traces, metrics=names, normalise=norm)
     signature |= {"metrics": list(names), "normalise": norm, "scored_by": zendaya.__version__}
     return scores, scores_record(scores, signature, sha256)

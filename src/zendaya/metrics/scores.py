@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from zendaya.metrics.latency import (
     differentiable_average_lagging,
     length_adaptive_average_lagging,
 )
-from zendaya.metrics.quality import Normalise, Quality, quality
+from zendaya.metrics.quality import Normalise, Quality, check_metrics, quality
 from zendaya.records import Scale, Trace
 from zendaya.schedule import Full, Learned, PowerLaw, Schedule, is_policy, parse_schedule
 
@@ -64,6 +65,20 @@ class Scores:
     normalised_erasure: float | None = None
     """Mean over clips of those tokens by the tokens written (Arivazhagan et al. 2020): what a reader sees who is shown every decode.
     What is written is never taken back, and a schedule decodes nothing twice: 0."""
+
+
+def check_normalise(normalise: str) -> None:
+    """Refuse a normalisation that there is not, whether or not a metric asks for one: it is part of the signature."""
+    if normalise not in get_args(Normalise):
+        raise ZendayaError(f"normalise must be one of {', '.join(get_args(Normalise))}: got {normalise!r}")
+
+
+def wanted_metrics(names: Iterable[str], *, normalise: Normalise = "english") -> tuple[str, ...]:
+    """The metrics of those names, each once, after a check that they can be had."""
+    wanted = tuple(dict.fromkeys(names))
+    check_normalise(normalise)
+    check_metrics(wanted, normalise=normalise)
+    return wanted
 
 
 def score(traces: Iterable[Trace], *, metrics: Sequence[str], normalise: Normalise = "english") -> tuple[Scores, ...]:
