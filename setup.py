@@ -1,19 +1,19 @@
-"""The native engine, built with the package; an install without a C compiler goes on without it."""
+"""Builds the native engine with the package; without a C compiler the install succeeds without it."""
 
 import os
 from pathlib import Path
 
 from setuptools import Extension, setup
 
-NATIVE = Path("src/zendaya/engine/native")
+NATIVE = Path("src/zendaya/runtime/engine/native")
 WINDOWS = os.name == "nt"
-# Products and sums are rounded as they are written: the same kernel gives the same bits wherever it was compiled.
+# No contraction to fused multiply-add: a kernel gives the same bits with any compiler.
 FLAGS = ["-std=c11", "-O2", "-ftree-vectorize", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
 
 setup(
     ext_modules=[
         Extension(
-            "zendaya.engine._native",
+            "zendaya.runtime.engine._native",
             sources=sorted(map(str, NATIVE.glob("*.c"))),
             depends=sorted(map(str, [*NATIVE.glob("*.h"), *NATIVE.glob("*.inc")])),
             extra_compile_args=[] if WINDOWS else FLAGS,

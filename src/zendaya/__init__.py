@@ -6,19 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zendaya.arrivals import Outages as Outages
-    from zendaya.encoders.store import FeatureStore as FeatureStore
+    from zendaya.data.features.store import FeatureStore as FeatureStore
     from zendaya.errors import ZendayaError as ZendayaError
-    from zendaya.evaluate import evaluate_corpus as evaluate_corpus
-    from zendaya.metrics.scores import Scores as Scores
-    from zendaya.metrics.scores import score as score
-    from zendaya.model import Model as Model
-    from zendaya.model import ModelConfig as ModelConfig
-    from zendaya.model import preset as preset
-    from zendaya.recipes import recipe as recipe
-    from zendaya.recipes import train as train
+    from zendaya.evaluation.corpus import evaluate_corpus as evaluate_corpus
+    from zendaya.evaluation.metrics.scores import Scores as Scores
+    from zendaya.evaluation.metrics.scores import score as score
+    from zendaya.evaluation.options import EvalOptions as EvalOptions
+    from zendaya.nn.config import ModelConfig as ModelConfig
+    from zendaya.nn.model import Model as Model
+    from zendaya.nn.presets import preset as preset
+    from zendaya.nn.tokenizer import Tokenizer as Tokenizer
     from zendaya.records import Event as Event
     from zendaya.records import Trace as Trace
+    from zendaya.research.recipes import recipe as recipe
+    from zendaya.research.recipes import train as train
+    from zendaya.runtime.options import DecodeOptions as DecodeOptions
+    from zendaya.runtime.options import Pace as Pace
+    from zendaya.runtime.pipeline import Pipeline as Pipeline
+    from zendaya.runtime.replay import replay as replay
+    from zendaya.runtime.session import Session as Session
     from zendaya.schedule import Custom as Custom
     from zendaya.schedule import Full as Full
     from zendaya.schedule import Learned as Learned
@@ -26,44 +32,44 @@ if TYPE_CHECKING:
     from zendaya.schedule import Schedule as Schedule
     from zendaya.schedule import WaitK as WaitK
     from zendaya.serve.client import Client as Client
-    from zendaya.stream import Pace as Pace
-    from zendaya.stream import Session as Session
-    from zendaya.stream import replay as replay
-    from zendaya.text import Tokenizer as Tokenizer
-    from zendaya.training import TrainConfig as TrainConfig
-    from zendaya.training.dial import Dial as Dial
+    from zendaya.sources.arrivals import Outages as Outages
     from zendaya.training.loop import LoopConfig as LoopConfig
+    from zendaya.training.schedule_sampler import ScheduleSampler as ScheduleSampler
+    from zendaya.training.train import TrainConfig as TrainConfig
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Client": "serve.client",
     "Custom": "schedule",
-    "Dial": "training.dial",
+    "ScheduleSampler": "training.schedule_sampler",
+    "EvalOptions": "evaluation.options",
+    "DecodeOptions": "runtime.options",
     "Event": "records",
-    "FeatureStore": "encoders.store",
+    "FeatureStore": "data.features.store",
     "Full": "schedule",
     "LoopConfig": "training.loop",
     "Learned": "schedule",
-    "Model": "model",
-    "ModelConfig": "model",
-    "Pace": "stream",
-    "Outages": "arrivals",
+    "Model": "nn.model",
+    "ModelConfig": "nn.config",
+    "Pace": "runtime.options",
+    "Outages": "sources.arrivals",
+    "Pipeline": "runtime.pipeline",
     "PowerLaw": "schedule",
     "Schedule": "schedule",
-    "Scores": "metrics.scores",
-    "Session": "stream",
-    "Tokenizer": "text",
+    "Scores": "evaluation.metrics.scores",
+    "Session": "runtime.session",
+    "Tokenizer": "nn.tokenizer",
     "Trace": "records",
-    "TrainConfig": "training",
+    "TrainConfig": "training.train",
     "WaitK": "schedule",
     "ZendayaError": "errors",
-    "evaluate_corpus": "evaluate",
-    "preset": "model",
-    "recipe": "recipes",
-    "replay": "stream",
-    "score": "metrics.scores",
-    "train": "recipes",
+    "evaluate_corpus": "evaluation.corpus",
+    "preset": "nn.presets",
+    "recipe": "research.recipes",
+    "replay": "runtime.replay",
+    "score": "evaluation.metrics.scores",
+    "train": "research.recipes",
 }
 __all__ = sorted(_HOMES)
 

@@ -29,8 +29,15 @@ class StoreError(ZendayaError, ValueError):
     """A feature store that is missing, damaged, unfinished, being written by another, or of another encoder or corpus."""
 
 
+class WorkerError(ZendayaError, RuntimeError):
+    """A worker process or Ray worker that was lost with its job."""
+
+
 class MissingExtraError(ZendayaError, ImportError):
     """An optional dependency is not installed."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.__new__, (type(self), str(self))  # as worker processes send it: __init__ has other arguments
 
     def __init__(self, package: str, extra: str | None, purpose: str) -> None:
         get = f"'zendaya[{extra}]'" if extra is not None else f"{package}, which no extra brings"

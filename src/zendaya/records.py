@@ -1,9 +1,45 @@
-"""The frozen records that cross borders between rooms."""
+"""The frozen records that cross borders between rooms, and the one function that reads records from JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from zendaya.errors import ConfigError, ZendayaError
+
+AnyRecord = TypeVar("AnyRecord")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a long job is: encoding, training, evaluating or sweeping."""
+
+    done: int
+    total: int
+    stage: str = ""
+    """The part of the job that `done` and `total` count: encoding, training, decoding at a schedule."""
+    detail: str = ""
+    """Its state in words: the epoch and loss, the clips that failed."""
+
+
+def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """A reader of values with commas between them, as 8,32,64, each kept once; for the `parse` of an option."""
+
+    def read(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",") if part.strip()))
+        except ValueError:
+            raise ConfigError(f"expected values with commas between them, as 8,32,64: got {text!r}") from None
+
+    return read
+
+
+def option(default: Any = dataclasses.MISSING, help_line: str = "", **details: Any) -> Any:
+    """A field of an options record that is also a command-line option; `cli.options` says which details there are."""
+    return dataclasses.field(default=default, metadata={"help": help_line, **details})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +100,7 @@ class Problem:
 class Event:
     """One target token, written and never taken back; or, where `schedule` is set, the mark of a turned dial, which writes nothing."""
 
-    window: int
+    window_index: int
     step: int
     """From 1 within the window."""
     token: int
@@ -79,8 +115,8 @@ class Event:
     """Whether the window's text ends here."""
     gamma: float | None = None
     """γ of the window where the model chose it, before its first step; None where the schedule was given."""
-    pauses: int = 0
-    """Steps of the schedule that passed in the window before this one was written: its horizon is that of step + pauses."""
+    skipped_steps: int = 0
+    """Steps of the schedule that passed in the window before this one was written: its horizon is that of step + skipped_steps."""
     window_start: int = 0
     """Source tokens of the stream before the window."""
     arrival_s: float = 0.0
@@ -89,6 +125,20 @@ class Event:
     """When it was, by the session's clock; what lies between is computing. Without a clock the same."""
     schedule: str = ""
     """Above nothing: the schedule from this step on. Such an event has no token (-1) and no text."""
+    read_s: float = 0.0
+    """The end of the last source token that the step read, in seconds of the source; 0 where its rate is not known."""
+    spoken_s: float = 0.0
+    """About when it was spoken: W/N̂ source tokens per step, and no later than `read_s`."""
+
+    @property
+    def policy_lag_s(self) -> float:
+        """From the speaking to the arrival that licensed the writing: what schedule and encoder blocks cost."""
+        return max(0.0, self.arrival_s - self.spoken_s)
+
+    @property
+    def compute_lag_s(self) -> float:
+        """From that arrival to the writing: what the machine cost."""
+        return max(0.0, self.emission_s - self.arrival_s)
 
 
 Scale = Literal["segment", "window"]
@@ -104,7 +154,7 @@ class Trace:
     schedule: str
     """The schedule or policy."""
     scale: Scale
-    window: int
+    window_tokens: int
     """Source tokens of a window, the length the schedule was scaled to; F itself in scale `segment`, where the decoder holds it."""
     num_source_tokens: int
     """F."""
@@ -136,7 +186,7 @@ class Trace:
     @property
     def delays(self) -> tuple[int, ...]:
         """Source tokens up to the last that each step reads: the delays of the decode-step clock, g(i) = Ω_i."""
-        return tuple(k * self.window + read for k, read in zip(self.windows, self.effective_horizons, strict=True))
+        return tuple(k * self.window_tokens + read for k, read in zip(self.windows, self.effective_horizons, strict=True))
 
     @property
     def delays_s(self) -> tuple[float, ...] | None:
@@ -148,6 +198,98 @@ class Trace:
         """The moment each step was written where computing was timed; None where it was not."""
         return None if self.emissions_s == self.delays_s else self.emissions_s
 
-    def window_tokens(self, window: int) -> int:
+    def tokens_of_window(self, window: int) -> int:
         """Source tokens that a window holds: the last may hold fewer than W."""
-        return min(self.window, self.num_source_tokens - window * self.window)
+        return min(self.window_tokens, self.num_source_tokens - window * self.window_tokens)
+
+
+def read_record(kind: type[AnyRecord], data: object, where: str, *, parsers: Mapping[Any, Callable[[Any], Any]] | None = None) -> AnyRecord:
+    """The dataclass that a dict, or JSON text, describes; `where` names the file in errors.
+
+    Unknown, missing and ill-typed fields are a ConfigError; errors of ours from `__post_init__` pass unchanged. `parsers` read fields from
+    text by their annotated type, a Protocol or class that is no dataclass; annotations must be importable at run time.
+    """
+    import msgspec
+
+    def parse(type_: Any, value: Any) -> Any:
+        return (parsers or {})[type_](value) if isinstance(value, str) else value
+
+    try:
+        plain = msgspec.json.decode(data) if isinstance(data, str | bytes) else data
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: expected JSON: {error}") from None
+    try:
+        record = msgspec.convert(plain, kind, dec_hook=parse)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ZendayaError):
+            raise error.__cause__ from None
+        raise ConfigError(f"{where}: {_explain(str(error), kind, plain)}") from None
+    for path, name, names in _unknown_fields(record, plain, ""):
+        raise ConfigError(f"{where}: unknown field {path}{name}: expected {', '.join(names)}")
+    return record
+
+
+def check_record(record: Any, what: str, **bounds: tuple[float, float]) -> None:
+    """For `__post_init__`: refuse a field of another type than it is annotated with, or outside its bounds (low, high)."""
+    import msgspec
+
+    for name, hint in get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{what}: {_explain(str(error), hint, value, name)}") from None
+        low, high = bounds.get(name, (None, None))
+        if low is not None and not low <= value <= high:
+            raise ConfigError(f"{what}: {name}: expected a number from {low:,} to {high:,}: got {value!r}")
+
+
+def _explain(message: str, kind: Any, data: Any, root: str = "") -> str:
+    """A message of msgspec, as: field: expected so: got so. `root` is the field that holds the data."""
+    text, _, path = message.replace("`", "").partition(" - at $")
+    try:
+        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+            data = data[name or int(index)]
+        got = repr(data) if len(repr(data)) <= 60 else f"{repr(data)[:60]}…"
+    except (KeyError, IndexError, TypeError):  # inside a dict, whose keys the path leaves out
+        got = ""
+    if text.startswith("Invalid enum value") and (allowed := _allowed(kind, path)):
+        text = f"Expected {' or '.join(map(repr, allowed))}"
+    elif text.startswith("Object missing required field "):
+        text, got = text.replace("Object missing required field", "expected a field") + ", which is missing", ""
+    text, _, type_name = text.partition(", got ")
+    field = (root + path).removeprefix(".")
+    return (f"{field}: " if field else "") + text[0].lower() + text[1:] + (f": got {got or type_name}" if got or type_name else "")
+
+
+def _allowed(kind: Any, path: str) -> list[Any]:
+    """The values that the Literal at a path allows."""
+    kinds = list(_parts(kind))
+    for name in re.findall(r"\.(\w+)", path):
+        hints = [get_type_hints(one) for one in kinds if dataclasses.is_dataclass(one)]
+        kinds = [part for hint in hints if name in hint for part in _parts(hint[name])]
+    return [value for one in kinds if get_origin(one) is Literal for value in get_args(one)]
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """The types an annotation is made of, Literals whole."""
+    if get_origin(annotation) is Literal or not get_args(annotation):
+        yield annotation
+    else:
+        for part in get_args(annotation):
+            yield from _parts(part)
+
+
+def _unknown_fields(record: Any, data: Any, path: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Fields of the data that the record has not, which msgspec passes over: where, their name, and the names there are."""
+    if dataclasses.is_dataclass(record) and isinstance(data, Mapping):
+        names = [field.name for field in dataclasses.fields(record)]
+        yield from ((path, str(name), names) for name in data if name not in names)
+        for name in data.keys() & names:
+            yield from _unknown_fields(getattr(record, name), data[name], f"{path}{name}.")
+    elif isinstance(record, Mapping) and isinstance(data, Mapping):
+        for key in record.keys() & data.keys():
+            yield from _unknown_fields(record[key], data[key], f"{path}{key}.")
+    elif isinstance(record, tuple | list) and isinstance(data, tuple | list):
+        for index, (one, plain) in enumerate(zip(record, data, strict=False)):
+            yield from _unknown_fields(one, plain, f"{path}{index}.")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ Rounding = Literal["ceil", "floor"]
 
 MAX_COUNT = 2**53
 """Largest F, N or i taken: the largest range in which float64 holds every integer, which the fast path relies on."""
+MAX_GAMMA = 10.0
+"""Largest γ that the commands and a server accept: at 10 nearly all of a window is read in its last steps."""
 MAX_CURVE = 10**8
 """Longest curve given at once: beyond it, ask for single steps with `at`."""
 
@@ -82,16 +84,32 @@ def _decimal_fraction(value: float | Fraction | int) -> Fraction:
 class Schedule(ABC):
     """A rule `(step, source, steps) -> horizon`, fixed before decoding begins and non-decreasing in the step."""
 
+    decides_while_reading: ClassVar[Literal[False]] = False
+    """Whether it decides at each chunk of source and so has no horizons, as a `zendaya.runtime.policies.Policy` does."""
+    learned: ClassVar[bool] = False
+    """Whether the model's gamma head chooses a γ for each window."""
+    trains_length: ClassVar[bool] = True
+    """Whether a model trained under it has a length head."""
+    sampled: ClassVar[Literal[False]] = False
+    """Whether each training example draws its own schedule, as with a `zendaya.training.ScheduleSampler`."""
+    form: ClassVar[str]
+    """The printed form, for error messages."""
+
     @abstractmethod
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
         """Ω at `step` (from 1) of a decode of predicted length `steps` over `source` tokens; the three broadcast."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The schedule whose printed form is `text`, in lower case and without spaces; None where it is another schedule's."""
+        return None
 
     @overload
     def horizons(self, source: int, steps: int, *, num_steps: int | None = None) -> IntArray: ...
     @overload
     def horizons(self, source: Ints, steps: Ints, *, num_steps: int | None = None) -> IntArray: ...
     def horizons(self, source: Ints, steps: Ints, *, num_steps: int | None = None) -> IntArray:
-        """Ω_1 … Ω_n, n = `num_steps` (default: the longest of `steps`); a batch of (F, N) pairs gives one row a pair.
+        """Ω_1 … Ω_n, n = `num_steps` (default: the longest of `steps`); a batch of (F, N) pairs gives one row per pair.
 
         >>> PowerLaw(1).horizons(source=5, steps=3)
         array([2, 4, 5])
@@ -123,18 +141,50 @@ class Schedule(ABC):
         ]
         return means[0] if source_array.ndim == 0 else np.array(means).reshape(source_array.shape)
 
-    def buffer(self, window: int, max_steps: int) -> int:
+    def buffer(self, window_tokens: int, max_steps: int) -> int:
         """B = Ω_1 at the longest decode allowed (Sec. 3.2): tokens of a window that may be read before N̂ is known; B ≤ Ω_1.
 
-        >>> PowerLaw(0.3).buffer(window=100, max_steps=165)
+        >>> PowerLaw(0.3).buffer(window_tokens=100, max_steps=165)
         22
         """
-        return int(self.at(1, source=window, steps=max_steps))
+        return int(self.at(1, source=window_tokens, steps=max_steps))
 
     @property
     def needs_length(self) -> bool:
         """Whether the horizons depend on the predicted length N̂."""
         return False
+
+    @property
+    def exposure_limit(self) -> float | None:
+        """lim Ē over long sources and many steps, where it has a closed form."""
+        return None
+
+    @property
+    def gamma_or_none(self) -> float | None:
+        """γ where the schedule is a point of the dial; the full context is γ = 0."""
+        return None
+
+    @property
+    def k_or_none(self) -> int | None:
+        """k where the schedule is wait-k."""
+        return None
+
+    @property
+    def price(self) -> float | None:
+        """Cost of a lag of the whole source for a learned schedule, in nats per step; None: the model's own price."""
+        return None
+
+    def for_run(self, rho: float | Fraction | None) -> Self:
+        """The schedule for a checkpoint whose training corpus has the length ratio `rho`; None: not known."""
+        return self
+
+    def draw(self, rng: np.random.Generator, *, source: int, stride: float) -> Schedule:
+        """The schedule of one training example: always this one."""
+        return self
+
+    def choices(self, gammas: Sequence[float]) -> Sequence[Schedule]:
+        """Schedules that a window may run under, when the model's gamma head chooses among `gammas`."""
+        return (self,)
 
 
 @dataclass(frozen=True)
@@ -148,6 +198,8 @@ class PowerLaw(Schedule):
     >>> PowerLaw(gamma=2).horizons(source=100, steps=10)        # floats would say 2 at the first step
     array([  1,   4,   9,  16,  25,  36,  49,  64,  81, 100])
     """
+
+    form = "a number (gamma), gamma=1/3, gamma=0.3,floor"
 
     gamma: float | Fraction
     rounding: Rounding = "ceil"
@@ -196,6 +248,10 @@ class PowerLaw(Schedule):
         return 1.0 / (1.0 + float(self.gamma))
 
     @property
+    def gamma_or_none(self) -> float:
+        return float(self.gamma)
+
+    @property
     def needs_length(self) -> bool:
         return self.gamma > 0
 
@@ -220,6 +276,11 @@ class PowerLaw(Schedule):
         while rounding == "floor" and cls(gamma, "floor").at(1, source=source, steps=steps) < first:
             gamma = math.nextafter(gamma, 0.0)
         return cls(gamma, rounding)
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = re.fullmatch(r"(?:gamma=)?([^=,]+)(,floor|,ceil)?", text)
+        return cls(_parse_number(match[1]), "floor" if match[2] == ",floor" else "ceil") if match else None
 
     def __str__(self) -> str:
         return f"gamma={self.gamma}" + ("" if self.rounding == "ceil" else ",floor")
@@ -268,9 +329,12 @@ class WaitK(Schedule):
     array([10, 13, 16, 19, 21, 24])
     """
 
+    form = "wait-k=10,stride=2.75"
+    trains_length = False  # its horizons do not depend on N̂ (Sec. 5.1)
+
     k: int
     stride: float | Fraction | None = None
-    """None, not said: that of the corpus where a run knows it, else 1."""
+    """Default: the training corpus's ρ, else 1."""
 
     def __post_init__(self) -> None:
         k: object = self.k
@@ -280,9 +344,12 @@ class WaitK(Schedule):
         if self.stride is not None:
             object.__setattr__(self, "stride", _number(self.stride, "stride"))
 
-    def at_stride(self, stride: float | Fraction | None) -> WaitK:
-        """The same k at a corpus's stride, 1 where none is known, unless this one says its own."""
-        return self if self.stride is not None else WaitK(self.k, 1.0 if stride is None else stride)
+    def for_run(self, rho: float | Fraction | None) -> WaitK:
+        return self if self.stride is not None else WaitK(self.k, 1.0 if rho is None else rho)
+
+    @property
+    def k_or_none(self) -> int:
+        return self.k
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
         step_array, source_array, _ = _together(step=step, source=source, steps=steps)
@@ -290,6 +357,11 @@ class WaitK(Schedule):
         unique, inverse = np.unique(step_array, return_inverse=True)
         read = np.array([min(MAX_COUNT, self.k + math.ceil(stride * (int(i) - 1))) for i in unique], np.int64)
         return np.minimum(source_array, read[inverse].reshape(step_array.shape))
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = re.fullmatch(r"wait-?k=([^=,]+)(?:,stride=([^=,]+))?", text)
+        return cls(int(match[1]), _parse_number(match[2]) if match[2] else None) if match else None
 
     def __str__(self) -> str:
         return f"wait-k={self.k}" + ("" if self.stride is None else f",stride={self.stride}")
@@ -303,6 +375,8 @@ class Full(Schedule):
     array([4, 4, 4])
     """
 
+    form = "full"
+
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
         _, source_array, _ = _together(step=step, source=source, steps=steps)
         return source_array.copy()
@@ -311,6 +385,14 @@ class Full(Schedule):
     def exposure_limit(self) -> float:
         """Always 1."""
         return 1.0
+
+    @property
+    def gamma_or_none(self) -> float:
+        return 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        return cls() if text == "full" else None
 
     def __str__(self) -> str:
         return "full"
@@ -324,12 +406,14 @@ class Custom(Schedule):
     array([1, 1, 3, 5, 5, 5])
     """
 
+    form = "custom=1,2,5"
+
     sequence: tuple[int, ...]
 
     def __init__(self, sequence: Sequence[int] | npt.NDArray[np.integer[Any]]) -> None:
         values = list(sequence)
         if not values or any(isinstance(v, bool) or not isinstance(v, int | np.integer) for v in values):
-            raise ScheduleError(f"a custom schedule is a list of whole numbers, one a step: got {values!r}")
+            raise ScheduleError(f"a custom schedule is a list of whole numbers, one per step: got {values!r}")
         if values[0] < 0 or values[-1] >= MAX_COUNT:
             raise ScheduleError(f"a custom schedule's horizons must lie in 0 … 2**53: got {values[0] if values[0] < 0 else values[-1]}")
         for i, (before, after) in enumerate(itertools.pairwise(values), start=2):
@@ -344,49 +428,52 @@ class Custom(Schedule):
         index = np.minimum(step_array, len(self.sequence)) - 1
         return np.minimum(np.array(self.sequence, np.int64)[index], source_array)
 
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = re.fullmatch(r"custom=([^=]+)", text)
+        return cls([int(value) for value in match[1].split(",")]) if match else None
+
     def __str__(self) -> str:
         return "custom=" + ",".join(map(str, self.sequence))
 
 
 @dataclass(frozen=True)
 class Learned(Schedule):
-    """Ω_i of a γ that the model's dial head chooses for each window before its first step: within a window, a power law like any other.
+    """A power law whose γ the model's gamma head chooses for each window, before its first step.
 
-    It has no horizons of its own: a Session settles it to `PowerLaw(γ)`, window by window.
+    It has no horizons of its own: a Session takes `PowerLaw(γ)`, window by window.
 
     >>> str(Learned()), str(Learned(price=0.5))
     ('learned', 'learned=0.5')
     """
 
+    form = "learned"
+    learned = True
+
     price: float | None = None
-    """What a lag of the whole source may cost, in nats a step; None is the model's own price, solved for its budget."""
+    """Cost of a lag of the whole source, in nats per step; None: the model's own price, solved for its budget."""
 
     def __post_init__(self) -> None:
         if self.price is not None:
             object.__setattr__(self, "price", float(_number(self.price, "price")))
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
-        raise ScheduleError("a learned schedule has horizons once a window's gamma is chosen: open a session with it, or give one gamma")
+        raise ScheduleError("a learned schedule has no horizons before a window's gamma is chosen: open a session, or give a gamma")
 
     @property
     def needs_length(self) -> bool:
         return True
 
+    def choices(self, gammas: Sequence[float]) -> Sequence[Schedule]:
+        return [PowerLaw(gamma) for gamma in gammas]
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = re.fullmatch(r"learned(?:=([^=,]+))?", text)
+        return cls(float(match[1]) if match[1] else None) if match else None
+
     def __str__(self) -> str:
         return "learned" if self.price is None else f"learned={self.price}"
-
-
-POLICIES = ("local-agreement", "alignatt", "edatt")
-"""Names of the policies, which decide while reading and so have no horizons beforehand: `zendaya.policies`."""
-
-
-def is_policy(text: str) -> bool:
-    """Whether a printed form names a policy, not a schedule.
-
-    >>> is_policy("alignatt=4,chunk=2"), is_policy("gamma=0.3")
-    (True, False)
-    """
-    return text.partition("=")[0] in POLICIES
 
 
 def _parse_number(text: str) -> float | Fraction:
@@ -394,29 +481,19 @@ def _parse_number(text: str) -> float | Fraction:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule that its printed form names: `0.3`, `gamma=0.3`, `gamma=1,floor`, `wait-k=10,stride=2.75`, `full`, `custom=1,2,5`,
-    `learned`.
+    """The schedule of a printed form: `0.3`, `gamma=1,floor`, `wait-k=10,stride=2.75`, `full`, `custom=1,2,5`, `learned`.
 
     >>> parse_schedule("wait-k=10,stride=2.75")
     WaitK(k=10, stride=2.75)
     """
     compact = text.replace(" ", "").lower()
+    kinds: tuple[type[Schedule], ...] = (Full, Learned, WaitK, Custom, PowerLaw)  # the power law last: it takes any bare word for a γ
     try:
-        if compact == "full":
-            return Full()
-        if match := re.fullmatch(r"learned(?:=([^=,]+))?", compact):
-            return Learned(float(match[1]) if match[1] else None)
-        if match := re.fullmatch(r"(?:gamma=)?([^=,]+)(,floor|,ceil)?", compact):
-            return PowerLaw(_parse_number(match[1]), "floor" if match[2] == ",floor" else "ceil")
-        if match := re.fullmatch(r"wait-?k=([^=,]+)(?:,stride=([^=,]+))?", compact):
-            return WaitK(int(match[1]), _parse_number(match[2]) if match[2] else None)
-        if match := re.fullmatch(r"custom=([^=]+)", compact):
-            return Custom([int(value) for value in match[1].split(",")])
+        for kind in kinds:
+            if (schedule := kind.parse(compact)) is not None:
+                return schedule
     except ScheduleError:
         raise
     except (ValueError, ZeroDivisionError):
         pass
-    raise ScheduleError(
-        f"not a schedule: {text!r}; expected a number (gamma), gamma=1/3, gamma=0.3,floor, wait-k=10,stride=2.75, full, custom=1,2,5 or "
-        "learned"
-    )
+    raise ScheduleError(f"not a schedule: {text!r}; expected one of {', '.join(kind.form for kind in reversed(kinds))}")

@@ -1,4 +1,4 @@
-"""Leaks planted on purpose, so that anyone can see the audit find them: each makes a model or a schedule that cheats in one way."""
+"""Leaks planted on purpose, to show that the audit finds them: each is a model or a schedule that cheats in one way."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zendaya.audit import AuditReport, audit
-from zendaya.decoder import Attention, Cache, Decoder, Gaze, History
-from zendaya.model import Batch, Model
+from zendaya.audit.model import audit
+from zendaya.audit.report import AuditReport
+from zendaya.nn.cache import Cache
+from zendaya.nn.decoder import Attention, AttentionTap, Decoder, History
+from zendaya.nn.model import Batch, Model
 from zendaya.schedule import IntArray, Ints, Learned, PowerLaw, Schedule
 
 
 class _OpenHistory(Decoder):
     """History rows read the current window too."""
 
-    def _licence(self, horizons_BN: Tensor, num_source: int, history: History | None) -> Tensor:
-        licence_BNM = super()._licence(horizons_BN, num_source, history)
+    def _visible(self, horizons_BN: Tensor, num_source: int, history: History | None) -> Tensor:
+        visible_BNM = super()._visible(horizons_BN, num_source, history)
         if history is not None:
-            licence_BNM[:, : history.ids_BH.shape[1], history.source_BGE.shape[1] :] = True
-        return licence_BNM
+            visible_BNM[:, : history.ids_BH.shape[1], history.source_BGE.shape[1] :] = True
+        return visible_BNM
 
 
 class _MaskAfterSoftmax(Decoder):
-    """Weights beyond the horizon are zeroed after the softmax, whose sum has already seen them."""
+    """Attention beyond the horizon is zeroed after the softmax, whose sum already includes it."""
 
     def _cross(self, attention: Attention, x_BND: Tensor, k_BAMK: Tensor, v_BAMK: Tensor, mask_B1NM: Tensor) -> Tensor:
         q_BANK = attention._split(attention.query(x_BND))
@@ -37,28 +39,28 @@ class _MaskAfterSoftmax(Decoder):
 
 
 class _BidirectionalSource(Decoder):
-    """A source layer in which a token also sees later ones."""
+    """A source layer in which a token also attends to later ones."""
 
     def _attend_source(self, attention: Attention, x_BFD: Tensor) -> Tensor:
         return attention.forward(x_BFD, *attention.keys_values(x_BFD))
 
 
 class _UnslicedCache(Decoder):
-    """Incremental decoding reads whatever has been cached, not what the horizon licenses."""
+    """Incremental decoding reads the whole cache, not only the tokens within the horizon."""
 
-    def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int], gaze: Gaze | None = None) -> Tensor:
-        return super()._write_rows(cache, ids_BN, [cache.num_source] * len(horizons), gaze)
+    def _write_rows(self, cache: Cache, ids_BN: Tensor, horizons: list[int], tap: AttentionTap | None = None) -> Tensor:
+        return super()._write_rows(cache, ids_BN, [cache.num_source] * len(horizons), tap)
 
 
 class _WholeWindowLength(Model):
-    """The length head pools everything that was handed over, not its buffer."""
+    """The length head pools the whole window, not only its buffer."""
 
     def predict_steps(self, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None) -> int:
         return super().predict_steps(window_TE, window_TE.shape[0], history)
 
 
-class _WholeWindowDial(Model):
-    """The dial head pools everything that was handed over, not the buffer of the γ it would settle for."""
+class _WholeWindowGamma(Model):
+    """The gamma head pools the whole window, not only the buffer of the γ it would choose."""
 
     def settles_for(
         self, place: int, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None, *, price: float | None = None
@@ -67,14 +69,14 @@ class _WholeWindowDial(Model):
 
 
 class _PaddedHorizons(Model):
-    """Horizons are cut off at the padded length, so that a short clip reads as much padding as its longest neighbour is long."""
+    """Horizons are clamped to the padded length, so a short clip reads padding up to the length of the longest clip."""
 
     def batch(
         self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule | Sequence[Schedule], *,
         scale: int | Sequence[int] | None = None, steps: Sequence[int] | None = None,
         histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
     ) -> Batch:  # fmt: skip
-        assert isinstance(schedule, Schedule)
+        assert not isinstance(schedule, Sequence)
         assert not isinstance(scale, Sequence)
         batch = super().batch(sources, targets, schedule, scale=scale, histories=histories)
         longest = max(source.shape[0] for source in sources)
@@ -86,7 +88,7 @@ class _PaddedHorizons(Model):
 
 @dataclass(frozen=True)
 class _Decreasing(Schedule):
-    """Reads much and then less."""
+    """A schedule that reads much first and less later."""
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
         step_array, source_array, steps_array = np.broadcast_arrays(*(np.asarray(v, np.int64) for v in (step, source, steps)))
@@ -98,7 +100,7 @@ class _Decreasing(Schedule):
 
 @dataclass(frozen=True)
 class Leak:
-    """A planted leak: what it is, and how it is put into a model."""
+    """A planted leak: its name, and how it is put into a model."""
 
     what: str
     decoder: type[Decoder] = Decoder
@@ -128,7 +130,7 @@ LEAKS: dict[str, Leak] = {
     "decreasing": Leak("a schedule that decreases", schedule=_Decreasing()),
     "softmax": Leak("a mask applied after the softmax without renormalising", decoder=_MaskAfterSoftmax),
     "length": Leak("a length head that pools the whole window", model=_WholeWindowLength),
-    "dial": Leak("a dial head that pools the whole window", model=_WholeWindowDial, schedule=Learned(price=0.0), gammas=(0.3, 0.6, 1.0)),
+    "dial": Leak("a gamma head that pools the whole window", model=_WholeWindowGamma, schedule=Learned(price=0.0), gammas=(0.3, 0.6, 1.0)),
     "segment": Leak("the segment's own length in a live schedule", scale="segment"),
     "bidirectional": Leak("a bidirectional source layer", decoder=_BidirectionalSource, source_layers=1),
     "padding": Leak("leakage between batch neighbours through padding", model=_PaddedHorizons),

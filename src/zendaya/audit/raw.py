@@ -1,64 +1,80 @@
-"""The audit from raw input on: no token, and no text, depends on samples or frames that had not arrived (method.md §7).
+"""The audit from raw input: no token and no text depends on samples or frames that had not arrived (method.md §7).
 
-Everything after a moment t is replaced, by anything, nothing, or more; every token that arrived by t, and every event written
-from those that had, must be the same, bit for bit.
+Everything after a moment t is replaced by other input, by nothing or by more. Every token that arrived by t, and every event written
+from those tokens, must be equal to the bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from zendaya.encoders import Encoder, Frame, Tokens
+from zendaya.encoders.base import Encoder, Tokens
+from zendaya.encoders.registry import EncoderSpec
 from zendaya.errors import ConfigError, SourceError
 from zendaya.records import Event
+from zendaya.runtime.replay import replay
+from zendaya.runtime.session import Session
 from zendaya.schedule import Schedule
-from zendaya.stream import Session, replay
+from zendaya.sources.media import Frame, read_audio, read_video
 
 CHANGES = ("other", "noise", "silence", "nothing", "more", "broken")
-"""What the input after t becomes: itself altered, random, zero, absent, longer, unreadable (NaN, a frame of no pixels)."""
+"""Replacements of the input after t: altered, random, zero, absent, longer, unreadable (NaN, a frame without pixels)."""
 SAMPLE_RATE = 16_000
 
 Raw = npt.NDArray[np.floating[Any]] | Sequence[Frame]
 
 
+def open_raw(spec: EncoderSpec, path: Path, seconds: float) -> tuple[Encoder[Any, Any], Raw]:
+    """Open an encoder, and read the first seconds of a recording or video as its raw input."""
+    if not spec.reads_media:
+        raise ConfigError(f"encoder {spec.name} reads {spec.modality}: expected one that reads audio or video, as whisper")
+    encoder = spec.open()
+    if spec.modality == "audio":
+        chunks = itertools.takewhile(lambda chunk: chunk.start_s < seconds, read_audio(path))
+        return encoder, np.concatenate([chunk.samples for chunk in chunks])
+    return encoder, list(itertools.takewhile(lambda frame: frame.time_s < seconds, read_video(path, fps=encoder.traits.tokens_per_s)))
+
+
 @dataclass(frozen=True)
 class RawLeak:
-    """A token or a written event that changed, came or went when input after its moment did."""
+    """A token or event that changed, appeared or vanished when input after its arrival was replaced."""
 
     cut_s: float
     change: str
     token: int
-    """Which source token, or which event, from 0."""
+    """Index of the source token or event, from 0."""
     arrival_s: float
     difference: float
-    """Largest change of a feature; infinite if the token came or went, or if it is an event that changed."""
+    """Largest change of a feature; infinite if the token appeared or vanished, or for an event."""
 
 
 @dataclass(frozen=True)
 class RawAudit:
-    """What an audit found."""
+    """The result of a raw audit."""
 
     encoder: str
     num_cuts: int
     num_compared: int
     """Tokens compared, over all cuts and changes."""
     leaks: tuple[RawLeak, ...]
-    """The first leak of each cut and change."""
+    """The first leak per cut and change."""
 
     @property
     def clean(self) -> bool:
-        """No leak, and something was compared: an audit that saw no tokens proves nothing."""
+        """No leak, and something was compared: an audit without tokens proves nothing."""
         return not self.leaks and self.num_compared > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an infinite difference is None, as JSON has it."""
+        """Plain values for JSON; an infinite difference becomes None."""
         record = {**dataclasses.asdict(self), "clean": self.clean}
         for leak in record["leaks"]:
             leak["difference"] = leak["difference"] if np.isfinite(leak["difference"]) else None
@@ -80,10 +96,10 @@ def audit_encoder(
     encoder: Encoder[Any, Any], raw: Raw, *, cuts_s: Sequence[float] | None = None, num_cuts: int = 6, seed: int = 0,
     arrivals: Literal["stated", "own"] = "stated",
 ) -> RawAudit:  # fmt: skip
-    """Audit an encoder on samples (at 16 kHz), feature rows or frames, at moments drawn at random and at arrivals themselves.
+    """Audit an encoder on samples (at 16 kHz), feature rows or frames, at random moments and at arrivals themselves.
 
-    With `own`, each token is taken to have arrived at the end of its own place in time, whatever the encoder states: what a
-    replay of stored features does if it paces them by their rate. An encoder that looks ahead is caught by it.
+    With `own`, each token counts as arrived at the end of its own 1/rate, whatever the encoder states, as if stored features were
+    replayed at their rate. That exposes an encoder that looks ahead.
     """
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
     leaks, compared = [], 0
@@ -99,10 +115,10 @@ def audit_to_text(
     encoder: Encoder[Any, Any], raw: Raw, open_session: Callable[[], Session], *, cuts_s: Sequence[float] | None = None, num_cuts: int = 6,
     seed: int = 0, arrivals: Literal["stated", "own"] = "stated", turns: Sequence[tuple[float, Schedule]] = (),
 ) -> RawAudit:  # fmt: skip
-    """Audit all the way: raw input, encoder, live session, the events it had written by each moment.
+    """Audit the whole path: raw input, encoder, live session, and the events written by each moment.
 
-    `open_session` opens the session to audit, as in `lambda: model.open(PowerLaw(0.5))`; it has no clock of its own, so that what is
-    compared is what the arrivals decide. Tokens are pushed as they arrive, and the dial is turned at the moments of `turns`.
+    `open_session` opens the session, as in `lambda: model.open(PowerLaw(0.5))`; it has no clock, so that arrivals alone decide the
+    result. Tokens are pushed as they arrive, and the schedule changes at the moments of `turns`.
     """
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
 
@@ -125,7 +141,7 @@ def audit_to_text(
 
 
 class _Trials:
-    """Every cut with every change: what the encoder gives for the altered input, beside what it gave for the true one."""
+    """Every cut with every change: the encoder's tokens for the altered input and for the true one."""
 
     def __init__(
         self, encoder: Encoder[Any, Any], raw: Raw, arrivals: str, cuts_s: Sequence[float] | None, num_cuts: int, seed: int
@@ -135,7 +151,7 @@ class _Trials:
         self.encoder, self.raw, self.kind = encoder, raw, _kind(encoder, raw)
         self.generator = np.random.default_rng(seed)
         self.claim: Callable[[Tokens], Tokens] = _own(encoder) if arrivals == "own" else lambda tokens: tokens
-        # The end of the input is itself input: what the encoder gives on hearing of it did not arrive by t.
+        # The end of the input is input too: tokens given because of it did not arrive by t.
         self.finish = arrivals == "own"
         self.ends_s = self.kind.ends_s(raw)
         if self.ends_s.size < 2:
@@ -146,7 +162,7 @@ class _Trials:
 
     def _draw(self, num_cuts: int) -> list[float]:
         early_s = self.reference.arrival_s[self.reference.arrival_s < self.ends_s[-1]]
-        # An arrival itself is the sharpest moment: one sample more and the token may differ.
+        # An arrival is the sharpest cut: one sample more, and the token may differ.
         num_sharp = min(num_cuts - num_cuts // 2, early_s.size)
         sharp_s = self.generator.choice(early_s, num_sharp, replace=False) if num_sharp else early_s[:0]
         return [*self.generator.uniform(0, self.ends_s[-1], num_cuts - num_sharp).tolist(), *sharp_s.tolist()]
@@ -166,12 +182,12 @@ class _Trials:
 
 
 def _own(encoder: Encoder[Any, Any]) -> Callable[[Tokens], Tokens]:
-    """Tokens as if each had arrived at the end of its own place in time."""
+    """Tokens as if each had arrived at the end of its own 1/rate."""
     return lambda tokens: Tokens(tokens.values_TE, np.arange(1, len(tokens) + 1) / encoder.traits.tokens_per_s)
 
 
 def _gather(encoder: Encoder[Any, Any], chunks: Iterator[Any], *, until_s: float, finish: bool, broken: bool) -> Tokens:
-    """Tokens in order, up to the first chunk that gives one that arrives later than asked; broken input may end in an error."""
+    """Tokens in order, up to the first that arrives after `until_s`; broken input may end in an error."""
     parts, state = list[Tokens](), encoder.start()
     try:
         for chunk in chunks:
@@ -195,7 +211,7 @@ def _compare(reference: Tokens, got: Tokens, expected: int, cut_s: float, change
         difference = float((ours - theirs).abs()[~torch.from_numpy(same_T)].max())
         return RawLeak(cut_s, change, token, float(reference.arrival_s[token]), difference)
     if change == "broken" and not count:
-        return None  # an encoder that waits for the end may refuse the whole of a damaged recording
+        return None  # an encoder that waits for the end may refuse a damaged recording
     if common < expected:
         return RawLeak(cut_s, change, common, float(reference.arrival_s[common]), np.inf)
     if count and np.searchsorted(got.arrival_s, cut_s, side="right") > expected:
@@ -203,18 +219,18 @@ def _compare(reference: Tokens, got: Tokens, expected: int, cut_s: float, change
     return None
 
 
-# The kinds of raw input: when each piece of it ends, and what else it could have been.
+# Kinds of raw input: when each piece ends, and its replacements.
 
 
 @dataclass(frozen=True)
 class _Arrays:
-    """Samples, or rows of features."""
+    """Samples, or feature rows."""
 
     ends: Callable[[int], npt.NDArray[np.float64]]
     longest: int
     """Longest chunk."""
     extra: int
-    """How much is added by `more`."""
+    """Length that `more` adds."""
 
     def ends_s(self, raw: Any) -> npt.NDArray[np.float64]:
         return self.ends(len(raw))
@@ -275,7 +291,7 @@ class _Frames:
 
 
 def _cut(raw: Any, longest: int, generator: np.random.Generator) -> Iterator[Any]:
-    """The input in chunks of random length: what comes out must not depend on it."""
+    """The input in chunks of random length, on which the output must not depend."""
     first = 0
     while first < len(raw):
         count = int(generator.integers(1, longest + 1))
@@ -284,13 +300,13 @@ def _cut(raw: Any, longest: int, generator: np.random.Generator) -> Iterator[Any
 
 
 def _kind(encoder: Encoder[Any, Any], raw: Raw) -> Any:
-    if not isinstance(raw, np.ndarray):
+    modality = encoder.traits.modality
+    if isinstance(raw, np.ndarray) and raw.ndim != {"audio": 1, "features": 2}.get(modality):
+        raise ConfigError(f"audit: {encoder.traits.name} reads {modality}: got an array of shape {raw.shape}")
+    if modality == "video":
         return _Frames()
-    if raw.ndim == 1:
+    if modality == "audio":
         return _Arrays(lambda count: np.arange(1, count + 1) / SAMPLE_RATE, longest=SAMPLE_RATE, extra=2 * SAMPLE_RATE)
-    arrivals = getattr(encoder, "arrivals", None)
-    if raw.ndim != 2 or arrivals is None:
-        raise ConfigError(
-            f"audit: expected samples (any,), frames, or rows for an encoder that times rows: got an array of shape {raw.shape}"
-        )
-    return _Arrays(lambda count: arrivals(0, count), longest=7, extra=5)
+    if modality == "text":
+        raise ConfigError(f"audit: {encoder.traits.name} reads text: expected an encoder of audio, video or features")
+    return _Arrays(lambda count: encoder.row_arrivals(0, count), longest=7, extra=5)

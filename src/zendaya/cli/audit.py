@@ -1,36 +1,60 @@
-"""The words of `zendaya audit` and `zendaya audit-raw`: exit code 1 where a leak is found."""
+"""`zendaya audit` and `zendaya audit-raw`: exit code 1 where a leak is found."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 import zendaya
-from zendaya.cli import options
+from zendaya.cli.options import check_exists, command
 from zendaya.errors import ConfigError
-from zendaya.schedule import parse_schedule
+from zendaya.records import option
+from zendaya.runtime.policies import Policy, parse_policy
+from zendaya.schedule import PowerLaw, Schedule, parse_schedule
+
+if TYPE_CHECKING:
+    from zendaya.audit import AuditReport
+    from zendaya.nn.model import Model
+
+SCHEDULE = "A schedule, as 0.3, wait-k=10,stride=2, full"
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What is audited, and how closely."""
+
+    random: bool = option(False, "Audit random weights instead, of every preset or of those named.")
+    presets: tuple[str, ...] = option((), "With --random: a preset; may be repeated.", name="--preset")
+    schedules: tuple[Schedule, ...] = option((), f"{SCHEDULE}; may be repeated.", name="--schedule", each=parse_schedule)
+    scale: Literal["window", "segment"] = option("window", "window (strictly causal) or segment (the paper's, which leaks its length).")
+    plant: str | None = option(None, "With --random: plant a leak first ('all' for each), to see it found.")
+    cuts: int = option(4, "Horizons tried on each path.", min=1)
+    seed: int = option(0, "Seed of weights, streams and cuts.", min=0, max=2**63 - 1)
+    max_source: int = option(135, "Longest window tested, in source tokens.", min=1)
+    max_steps: int = option(165, "Longest text tested, in steps.", min=1)
+    engine: Literal["torch", "native", "auto"] = option("torch", "Decoder engine; auto is native where it was built.")
+    precision: Literal["float32", "int8"] = option("float32", "Precision of the native engine.")
+
+    def __post_init__(self) -> None:
+        if self.plant is not None and not self.random:
+            raise ConfigError("--plant goes with --random: a leak is planted in random weights")
+        if self.plant is not None and (self.schedules or self.scale != "window"):
+            raise ConfigError("a planted leak has its own schedule and scale: --plant takes neither --schedule nor --scale")
+        if self.plant is not None and self.engine != "torch":
+            raise ConfigError("a leak is planted in PyTorch's decoder: --plant goes with --engine torch")
+
+
+@command
 def audit(
+    options: AuditOptions,
     checkpoint: Annotated[str | None, typer.Argument(help="A checkpoint folder, a hub id, or tiny.en-dial, the shipped model.")] = None,
-    random: Annotated[bool, typer.Option("--random", help="Audit random weights instead, of every preset or those named.")] = False,
-    preset: Annotated[list[str] | None, typer.Option(help="With --random: a preset; may be repeated.")] = None,
-    schedule: Annotated[list[str] | None, typer.Option(help="A schedule, as 0.3, wait-k=10,stride=2, full; may be repeated.")] = None,
-    scale: Annotated[
-        str, typer.Option(help="window (strictly causal) or segment (the paper's protocol, which leaks its length).")
-    ] = "window",
-    plant: Annotated[str | None, typer.Option(help="With --random: plant a leak first ('all' for each), to see it found.")] = None,
-    cuts: Annotated[int, typer.Option(help="Horizons tried on each path.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of weights, streams and cuts.", min=0, max=2**63 - 1)] = 0,
-    max_source: Annotated[int, typer.Option(help="Longest window tested, in source tokens.", min=1)] = 135,
-    max_steps: Annotated[int, typer.Option(help="Longest text tested, in steps.", min=1)] = 165,
-    engine: options.Engine = "torch",
-    precision: options.Precision = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per run.")] = False,
 ) -> None:
     """Test that no output depends on input that has not arrived; exit code 1 where one does.
 
@@ -38,100 +62,123 @@ def audit(
     teacher-forced, incremental and live; what was written up to that horizon must not change by a bit. The incremental and
     live paths are those of the engine.
     """
-    from zendaya.audit import AuditReport, default_schedules
-    from zendaya.audit import audit as run
-    from zendaya.audit.leaks import LEAKS
-    from zendaya.engine import Backend, engine_for, engine_name
-    from zendaya.engine import Precision as Weights
-    from zendaya.model import Model
-    from zendaya.model import presets as names
-    from zendaya.pretrained import load_model
-
-    if (checkpoint is None) == (not random):
+    if (checkpoint is None) == (not options.random):
         raise ConfigError("give either a checkpoint or --random, one of the two")
-    if plant is not None and (not random or (plant != "all" and plant not in LEAKS)):
-        raise ConfigError(f"--plant goes with --random and is one of {', '.join(LEAKS)}, all: got {plant!r}")
-    if plant is not None and (schedule or scale != "window"):
-        raise ConfigError("a planted leak comes with its own schedule and scale: --plant takes neither --schedule nor --scale")
-    if scale not in ("window", "segment"):
-        raise ConfigError(f"--scale is window or segment: got {scale!r}")
-    live_scale: Literal["window", "segment"] = scale  # type: ignore[assignment]
-    backend: Backend = engine  # type: ignore[assignment]
-    weights: Weights = precision  # type: ignore[assignment]
-    if plant is not None and engine != "torch":
-        raise ConfigError("a leak is planted in PyTorch's decoder: --plant goes with --engine torch")
-    chosen = [parse_schedule(text) for text in schedule or []]
-    wanted = [checkpoint] if checkpoint is not None else preset or (["tiny"] if plant else list(names()))
-    failed = False
-
-    def show(name: str, report: AuditReport, computed: str = "torch") -> None:
-        nonlocal failed
-        failed = failed or not report.passed
-        if as_json:
-            print(json.dumps({"version": zendaya.__version__, "model": name, "engine": computed, **report.to_dict()}), flush=True)
-            return
-        steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
-        size = f"{report.window} source tokens by {report.steps} steps"
-        print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes of {size}", flush=True)
-        print(f"     steps tested: {steps}", flush=True)
-        if report.first is not None:
-            print(f"     {report.first}", flush=True)
-
-    for name in wanted:
-        model = load_model(name) if checkpoint is not None else Model.from_preset(name, seed=seed)
-        if plant is not None:
-            for leak in LEAKS if plant == "all" else [plant]:
-                show(f"{name} with {LEAKS[leak].what}", LEAKS[leak].audit(model, seed=seed, cuts=cuts))
-            continue
-        computes, computed = engine_for(model, backend, precision=weights), engine_name(model, backend, weights)
-        for one in chosen or default_schedules(model):
-            found = run(model, one, scale=live_scale, seed=seed, cuts=cuts, max_source=max_source, max_steps=max_steps, engine=computes)
-            show(name, found, computed)
-    if failed:
+    passed = True
+    for name, model in _models(checkpoint, options):
+        for words, engine, report in _reports(name, model, options):
+            passed = passed and report.passed
+            _print(words, engine, report, as_json)
+    if not passed:
         raise typer.Exit(1)
 
 
+def _models(checkpoint: str | None, options: AuditOptions) -> Iterator[tuple[str, Model]]:
+    from zendaya.nn.model import Model
+    from zendaya.nn.presets import presets
+    from zendaya.runtime.loading import load_model
+
+    if checkpoint is not None:
+        yield checkpoint, load_model(checkpoint)
+        return
+    for name in options.presets or (["tiny"] if options.plant else presets()):
+        yield name, Model.from_preset(name, seed=options.seed)
+
+
+def _reports(name: str, model: Model, options: AuditOptions) -> Iterator[tuple[str, str, AuditReport]]:
+    """What was audited, the engine that ran, and what was found."""
+    from zendaya.audit import audit as run
+    from zendaya.audit import default_schedules
+    from zendaya.audit.leaks import LEAKS
+    from zendaya.runtime.engine import engine_for, engine_name
+
+    if options.plant is not None:
+        if options.plant not in ("all", *LEAKS):
+            raise ConfigError(f"--plant is one of {', '.join(LEAKS)}, all: got {options.plant!r}")
+        for leak in LEAKS if options.plant == "all" else [options.plant]:
+            yield f"{name} with {LEAKS[leak].what}", "torch", LEAKS[leak].audit(model, seed=options.seed, cuts=options.cuts)
+        return
+    engine = engine_for(model, options.engine, precision=options.precision)
+    for schedule in options.schedules or default_schedules(model):
+        report = run(
+            model, schedule, scale=options.scale, seed=options.seed, cuts=options.cuts, max_source=options.max_source,
+            max_steps=options.max_steps, engine=engine,
+        )  # fmt: skip
+        yield name, engine_name(model, options.engine, options.precision), report
+
+
+def _print(name: str, engine: str, report: AuditReport, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"version": zendaya.__version__, "model": name, "engine": engine, **report.to_dict()}), flush=True)
+        return
+    steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
+    size = f"{report.window_tokens} source tokens by {report.steps} steps"
+    print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes of {size}", flush=True)
+    print(f"     steps tested: {steps}", flush=True)
+    if report.first is not None:
+        print(f"     {report.first}", flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawAuditOptions:
+    """How an encoder and a decoder are audited from raw input to text."""
+
+    model: str | None = option(None, "A checkpoint folder or hub id; random weights if not given.")
+    schedule: Schedule | Policy = option(PowerLaw(1.0), f"{SCHEDULE}, alignatt=4.", parse=parse_policy)
+    arrivals: Literal["stated", "own"] = option(
+        "stated", "stated: when the encoder says a token arrives; own: at the end of the token's own place in time."
+    )
+    cuts: int = option(4, "Moments at which the future is replaced.", min=1)
+    seconds: float = option(30.0, "How much of the recording is used.", min=0.1)
+    seed: int = option(0, "Seed of weights, moments and changes.", min=0, max=2**63 - 1)
+
+
+@command
 def audit_raw(
     encoder: Annotated[str, typer.Argument(help="The encoder, as `zendaya encode` names it: whisper:tiny.en,block_s=1, efficientnet …")],
     recording: Annotated[Path, typer.Argument(metavar="FILE", help="A recording or a video to audit it on.")],
-    model: Annotated[str | None, typer.Option(help="A checkpoint folder or hub id; random weights if not given.")] = None,
-    schedule: Annotated[str, typer.Option(help="A schedule, as 0.3, wait-k=10,stride=2, full.")] = "1",
-    arrivals: Annotated[
-        str, typer.Option(help="stated: when the encoder says a token arrives; own: at the end of the token's own place in time.")
-    ] = "stated",
-    cuts: Annotated[int, typer.Option(help="Moments at which the future is replaced.", min=1)] = 4,
-    seconds: Annotated[float, typer.Option(help="How much of the recording is used.", min=0.1)] = 30.0,
-    seed: Annotated[int, typer.Option(help="Seed of weights, moments and changes.", min=0, max=2**63 - 1)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object an audit.")] = False,
+    options: RawAuditOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per audit.")] = False,
 ) -> None:
-    """Test from raw input on: replace all samples or frames after a moment; tokens and text up to it must not change by a bit."""
-    from zendaya.audit.raw import audit_encoder, audit_to_text
-    from zendaya.encoders.clips import Spec
-    from zendaya.model import Model, preset
-    from zendaya.pretrained import load_model
+    """Test from raw input to text: replace all input after a moment, and compare what came before.
 
-    if arrivals not in ("stated", "own"):
-        raise ConfigError(f"--arrivals is stated or own: got {arrivals!r}")
-    claimed: Literal["stated", "own"] = arrivals  # type: ignore[assignment]
-    chosen = parse_schedule(schedule)
-    opened, raw = Spec.parse(encoder).raw(recording, seconds)
-    dim = opened.traits.dim
-    if model is None:
-        config = preset("tiny")
-        decoder = Model.from_preset("tiny", seed=seed, decoder=dataclasses.replace(config.decoder, source_dim=dim))
-    else:
-        decoder = load_model(model)
-        if decoder.config.decoder.source_dim != dim:
-            raise ConfigError(f"{model} reads {decoder.config.decoder.source_dim} features a token, {encoder} gives {dim}: they do not fit")
-    steps = decoder.config.max_steps if decoder.length is None and chosen.needs_length else None
+    Tokens and text up to the moment must not change by a bit.
+    """
+    check_exists(recording, "a recording or a video")
+    from zendaya.audit.raw import audit_encoder, audit_to_text, open_raw
+    from zendaya.encoders.registry import EncoderSpec
+
+    opened, raw = open_raw(EncoderSpec.parse(encoder), recording, options.seconds)
+    model = _model_for(encoder, opened.traits.dim, options)
+    steps = model.config.max_steps if model.length is None and options.schedule.needs_length else None
     found = [
-        audit_encoder(opened, raw, num_cuts=cuts, seed=seed, arrivals=claimed),
-        audit_to_text(opened, raw, lambda: decoder.open(chosen, steps=steps), num_cuts=cuts, seed=seed, arrivals=claimed),
-    ]
+        audit_encoder(opened, raw, num_cuts=options.cuts, seed=options.seed, arrivals=options.arrivals),
+        audit_to_text(
+            opened, raw, lambda: model.open(options.schedule, steps=steps), num_cuts=options.cuts, seed=options.seed,
+            arrivals=options.arrivals,
+        ),
+    ]  # fmt: skip
     for one in found:
         if as_json:
-            print(json.dumps({"version": zendaya.__version__, "seed": seed, "schedule": str(chosen), **one.to_dict()}))
+            print(json.dumps({"version": zendaya.__version__, "seed": options.seed, "schedule": str(options.schedule), **one.to_dict()}))
         else:
             print(f"{'ok  ' if one.clean else 'LEAK' if one.leaks else 'none'} {one}")
     if any(one.leaks for one in found):
         raise typer.Exit(1)
+
+
+def _model_for(encoder: str, dim: int, options: RawAuditOptions) -> Model:
+    """The checkpoint, or random weights, that reads what the encoder gives."""
+    from zendaya.nn.model import Model
+    from zendaya.nn.presets import preset
+    from zendaya.runtime.loading import load_model
+
+    if options.model is None:
+        shape = dataclasses.replace(preset("tiny").decoder, source_dim=dim)
+        return Model.from_preset("tiny", seed=options.seed, decoder=shape)
+    model = load_model(options.model)
+    if model.config.decoder.source_dim != dim:
+        raise ConfigError(
+            f"{options.model} reads {model.config.decoder.source_dim} features per token, {encoder} gives {dim}: they do not fit"
+        )
+    return model

@@ -10,22 +10,22 @@ from typing import Annotated
 
 import typer
 
-from zendaya.corpora import CORPORA
-from zendaya.corpora.check import TOKEN_RATE, VOCAB_SIZE, Check, SplitCheck, check
-from zendaya.corpora.published import KINDS
+from zendaya.data.check import TOKEN_RATE, VOCAB_SIZE, Check, SplitCheck, check
+from zendaya.data.corpora.registry import get, names
+from zendaya.data.published import KINDS
 from zendaya.records import Problem
 
-app = typer.Typer(help="The corpora that can be read, and what is in them.", invoke_without_command=True)
+corpora = typer.Typer(help="The corpora that can be read, and what is in them.", invoke_without_command=True)
 
 NUM_EXAMPLES = 3
 
 
-@app.callback()
+@corpora.callback()
 def list_corpora(context: typer.Context) -> None:
     """List the corpora: what each needs, and where its users get it."""
     if context.invoked_subcommand is not None:
         return
-    for corpus in CORPORA.values():
+    for corpus in map(get, names()):
         typer.echo(f"{corpus.name}: {corpus.task}")
         typer.echo(f"    needs    {corpus.needs}")
         typer.echo(f"    from     {corpus.where}")
@@ -33,9 +33,9 @@ def list_corpora(context: typer.Context) -> None:
     typer.echo("\nCheck what you have: zendaya corpora check NAME PATH")
 
 
-@app.command("check")
+@corpora.command("check")
 def check_corpus(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(CORPORA)}.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(names())}.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder (or file) with the published files.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, every problem included.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Print every problem, not the first few of each kind.")] = False,

@@ -1,9 +1,10 @@
-"""The words of `zendaya sweep` and `zendaya report`: a grid run, resumed or priced; its table turned into tables, figures and a page."""
+"""`zendaya sweep` and `zendaya report`: run, resume or price a grid; turn its results into tables, figures and a page."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,93 +12,92 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table as Printed
 
-from zendaya.cli.encode import INTERRUPTED
+from zendaya.cli.options import Force, Json, command
+from zendaya.cli.output import INTERRUPTED, print_table, say
 from zendaya.errors import ConfigError
+from zendaya.records import listed, option
 
 if TYPE_CHECKING:
-    from zendaya.sweep.cost import Estimate
-    from zendaya.sweep.grids import Grid
-    from zendaya.sweep.run import News, Summary
+    from zendaya.research.sweep.cost import Estimate
+    from zendaya.research.sweep.grids import Grid
+    from zendaya.research.sweep.run import CellUpdate, SweepSummary
 
 FAILED = 1
 
 
-def sweep(
-    grid: Annotated[str | None, typer.Argument(metavar="GRID", help="A grid by name (--list), or a .json file.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The folder of all corpora, or of the only one.", envvar="ZENDAYA_DATA")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the sweep; one that was stopped or killed goes on.")] = None,
-    features: Annotated[Path | None, typer.Option(help="Where feature stores are kept, for several sweeps; OUT/features.")] = None,
-    processes: Annotated[int, typer.Option(help="Cells at a time on this machine, each on one thread.", min=1)] = 1,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster: host:port, auto, or local for one of PROCESSES.")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Only the runs with these seeds, as 0,1; the others may follow.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they would cost; needs no data.")] = False,
-    tokens_per_s: Annotated[float | None, typer.Option(help="With --dry-run: the rate; else that of runs in OUT, or measured.")] = None,
-    export: Annotated[Path | None, typer.Option(help="Also write the results to FILE.csv or FILE.parquet.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --export.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the grids.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary, or the dry run, as one JSON object.")] = False,
-) -> None:
-    """Train and decode a whole grid into one table. Stopped or killed at any moment, the same command goes on where it was."""
-    from zendaya.sweep import grids
-    from zendaya.sweep.table import check_export
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Where a sweep reads and writes, and how much of its grid runs at a time."""
 
-    if listed:
+    data: Path | None = option(None, "Folder of all corpora, or of the only one.", envvar="ZENDAYA_DATA")
+    out: Path | None = option(None, "Folder of the sweep; a stopped or killed one goes on.")
+    features: Path | None = option(None, "Folder of feature stores shared by several sweeps; features/ of --out if not given.")
+    processes: int = option(1, "Cells at a time on this machine, one thread each.", min=1)
+    ray: str | None = option(None, "A Ray cluster: host:port, auto, or local for one of --processes.", metavar="ADDRESS")
+    seeds: tuple[int, ...] = option((), "Only the runs with these seeds, as 0,1; the others may follow.", parse=listed(int))
+    tokens_per_s: float | None = option(None, "With --dry-run: the rate; else that of runs in --out, or measured.")
+    export: Path | None = option(None, "Also write the results to FILE.csv or FILE.parquet.")
+
+
+@command
+def sweep(
+    options: SweepOptions,
+    grid: Annotated[str | None, typer.Argument(metavar="GRID", help="A grid by name (--list), or a .json file.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they would cost; needs no data.")] = False,
+    list_grids: Annotated[bool, typer.Option("--list", help="List the grids.")] = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Train and decode a whole grid into one table; a stopped run goes on with the same command."""
+    from zendaya.research.sweep import grids
+    from zendaya.research.sweep.table import check_export
+
+    if list_grids:
         _list()
         return
     if grid is None:
         raise ConfigError("give a grid: zendaya sweep --list names them, or a .json file")
     wanted = grids.grid(grid)
-    if seeds is not None:
-        wanted = wanted.only(_numbers(seeds))
+    if options.seeds:
+        wanted = wanted.only(set(options.seeds))
     if dry_run:
-        _dry_run(wanted, out, tokens_per_s, as_json)
+        _dry_run(wanted, options.out, options.tokens_per_s, as_json)
         return
-    if data is None or out is None:
+    if options.data is None or options.out is None:
         raise ConfigError(
             f"grid {wanted.name} needs --data (the folder of its corpora, or $ZENDAYA_DATA) and --out (the folder of the sweep)"
         )
-    if export is not None:
-        check_export(export, force=force)
-    _run(wanted, data, out, features, processes, ray, export, as_json)
-
-
-def _numbers(text: str) -> set[int]:
-    try:
-        return {int(part) for part in text.split(",")}
-    except ValueError:
-        raise ConfigError(f"--seeds: expected whole numbers with commas between, as 0,1: got {text!r}") from None
+    if options.export is not None:
+        check_export(options.export, force=force)
+    _run(wanted, options, options.data, options.out, as_json)
 
 
 def _list() -> None:
-    from zendaya.sweep import grids
+    from zendaya.research.sweep import grids
 
-    table = Printed("grid", "runs", "decodes", "", box=None, pad_edge=False)
+    rows = [["grid", "runs", "decodes", "about"]]
     for name in grids.grids():
         grid = grids.grid(name)
         runs = [(arm, config) for arm in grid.arms for config in arm.configs()]
         decodes = sum(len(decode.schedules) for arm, _ in runs for decode in arm.decodes)
-        table.add_row(name, str(len(runs)), str(decodes), grid.about)
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+        rows.append([name, str(len(runs)), str(decodes), grid.about])
+    print_table(rows)
 
 
-def _run(
-    grid: Grid, data: Path, out: Path, features: Path | None, processes: int, ray: str | None, export: Path | None, as_json: bool
-) -> None:
-    from zendaya.sweep.run import sweep as run
-    from zendaya.sweep.table import Table
+def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool) -> None:
+    from zendaya.research.sweep.run import sweep as run
+    from zendaya.research.sweep.table import Table
 
     console = Console(stderr=True)
+    places = {"data": data, "out": out, "features": options.features, "processes": options.processes, "ray": options.ray}
     if console.is_terminal:
         with _Bars(console) as bars:
-            summary = run(grid, data=data, out=out, features=features, processes=processes, ray=ray, report=bars.show)
+            summary = run(grid, **places, report=bars.show)  # type: ignore[arg-type]
     else:
-        summary = run(grid, data=data, out=out, features=features, processes=processes, ray=ray, report=_say)
-    if export is not None:
-        Table(out).export(export, force=True)
+        summary = run(grid, **places, report=_say)  # type: ignore[arg-type]
+    if options.export is not None:
+        Table(out).export(options.export, force=True)
     if as_json:
         facts = {"done": summary.done, "skipped": summary.skipped, "left": summary.left, "total": summary.total, "stopped": summary.stopped}
         typer.echo(json.dumps({"grid": grid.name, "out": str(out), **facts, "failed": [list(one) for one in summary.failed]}))
@@ -107,34 +107,31 @@ def _run(
     _end(summary)
 
 
-def _end(summary: Summary) -> None:
+def _end(summary: SweepSummary) -> None:
     for label, error in summary.failed:
-        typer.echo(f"zendaya: failed: {label}: {error.strip().splitlines()[-1]}", err=True)
+        say(f"failed: {label}: {error.strip().splitlines()[-1]}")
     if summary.stopped:
-        typer.echo(
-            f"zendaya: stopped: {summary.done} of {summary.total} cells are done in {summary.out}; run the same command again to go on",
-            err=True,
-        )
+        say(f"stopped: {summary.done} of {summary.total} cells are done in {summary.out}; run the same command again to go on")
         raise typer.Exit(INTERRUPTED)
     if summary.failed:
         raise typer.Exit(FAILED)
 
 
-def _words(news: News) -> str:
-    kind = {"encode": "encode", "train": "train", "evaluate": "decode"}[news.cell.kind]
-    return f"{kind} {news.cell.label}"
+def _words(update: CellUpdate) -> str:
+    kind = {"encode": "encode", "train": "train", "evaluate": "decode"}[update.cell.kind]
+    return f"{kind} {update.cell.label}"
 
 
-def _say(news: News) -> None:
+def _say(update: CellUpdate) -> None:
     """A line for a log: what was begun and what became of it."""
-    place = f"[{news.finished}/{news.total}]"
-    if news.what == "begun":
-        typer.echo(f"{place} {_words(news)}", err=True)
-    elif news.what in ("done", "failed"):
-        error = f": {news.error.strip().splitlines()[-1]}" if news.error else ""
-        typer.echo(f"{place} {news.what} {_words(news)}, {news.seconds:.0f} s{error}", err=True)
-    elif news.what == "stopped":
-        typer.echo(f"{place} stopped {_words(news)}", err=True)
+    place = f"[{update.finished}/{update.total}]"
+    if update.state == "begun":
+        typer.echo(f"{place} {_words(update)}", err=True)
+    elif update.state in ("done", "failed"):
+        error = f": {update.error.strip().splitlines()[-1]}" if update.error else ""
+        typer.echo(f"{place} {update.state} {_words(update)}, {update.seconds:.0f} s{error}", err=True)
+    elif update.state == "stopped":
+        typer.echo(f"{place} stopped {_words(update)}", err=True)
 
 
 class _Bars:
@@ -153,26 +150,26 @@ class _Bars:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, news: News) -> None:
-        self._bar.update(self._whole, completed=news.finished, total=news.total)
-        key = news.cell.key
-        if news.what == "begun":
-            self._tasks[key] = self._bar.add_task(_words(news), total=None)
-        elif news.what == "told" and news.told is not None and key in self._tasks:
-            description = f"{_words(news)}: {news.told.detail}"
-            self._bar.update(self._tasks[key], completed=news.told.done, total=news.told.total, description=description)
+    def show(self, update: CellUpdate) -> None:
+        self._bar.update(self._whole, completed=update.finished, total=update.total)
+        key = update.cell.key
+        if update.state == "begun":
+            self._tasks[key] = self._bar.add_task(_words(update), total=None)
+        elif update.state == "running" and update.progress is not None and key in self._tasks:
+            description = f"{_words(update)}: {update.progress.detail or update.progress.stage}"
+            self._bar.update(self._tasks[key], completed=update.progress.done, total=update.progress.total, description=description)
         elif key in self._tasks:
             self._bar.remove_task(self._tasks.pop(key))
-            if news.what == "failed":
-                self._bar.console.print(f"failed {_words(news)}: {news.error.strip().splitlines()[-1]}", markup=False, highlight=False)
+            if update.state == "failed":
+                self._bar.console.print(f"failed {_words(update)}: {update.error.strip().splitlines()[-1]}", markup=False, highlight=False)
 
 
 # What it would cost.
 
 
 def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: bool) -> None:
-    from zendaya.sweep import cost
-    from zendaya.sweep.table import RESULTS, Table
+    from zendaya.research.sweep import cost
+    from zendaya.research.sweep.table import RESULTS, Table
 
     if tokens_per_s is not None:
         rates = cost.given_rates(grid, tokens_per_s)
@@ -186,29 +183,22 @@ def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: 
     if as_json:
         typer.echo(json.dumps({"grid": grid.name, "runs": [_facts(one) for one in found]}))
         return
-    table = Printed(box=None, pad_edge=False)
-    for name in ("run", "recipe", "schedule", "seed", "decoded", "steps", "tokens", "PFLOP", "train h", "decode h"):
-        table.add_column(name, justify="left" if name in ("recipe", "schedule", "decoded") else "right", no_wrap=True)
-    for number, one in enumerate(found, start=1):
-        table.add_row(str(number), *_cells(one))
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    console.print()
+    rows = [["run", "recipe", "schedule", "seed", "decoded", "steps", "tokens", "PFLOP", "train h", "decode h"]]
+    print_table(rows + [[str(number), *_cells(one)] for number, one in enumerate(found, start=1)])
+    print()
     for mode in ("offline", "streaming"):
         some = [one for one in found if one.modes == (mode,)]
         if some:
-            console.print(_total(f"{len(some)} {mode} training runs", some))
+            print(_total(f"{len(some)} {mode} training runs", some))
     if any(len(one.modes) > 1 for one in found):
         some = [one for one in found if len(one.modes) > 1]
-        console.print(_total(f"{len(some)} training runs decoded both ways", some))
-    console.print(_total(f"{len(found)} training runs in all", found))
+        print(_total(f"{len(some)} training runs decoded both ways", some))
+    print(_total(f"{len(found)} training runs in all", found))
     for name, rate in rates.items():
-        console.print(f"rate of {name}: {rate.tokens_per_s:,.0f} tokens/s, {rate.where}")
+        print(f"rate of {name}: {rate.tokens_per_s:,.0f} tokens/s, {rate.where}")
     for where in dict.fromkeys(f"{arm.recipe.corpus}: {arm.sizes.where}" for arm in grid.arms if arm.sizes is not None):
-        console.print(f"size of {where}")
-    console.print(
-        "Estimates, for every epoch; early stopping may end a run sooner. Tokens and FLOPs (matrix products) are without padding."
-    )
+        print(f"size of {where}")
+    print("Estimates, for every epoch; early stopping may end a run sooner. Tokens and FLOPs (matrix products) are without padding.")
 
 
 def _facts(one: Estimate) -> dict[str, object]:
@@ -253,9 +243,12 @@ def report(
     export: Annotated[Path | None, typer.Option(help="Also write the table of results to FILE.csv or FILE.parquet.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
-    """Turn a sweep's results into the paper's tables (Markdown, LaTeX), its figures (SVG) and one page with interactive plots."""
-    from zendaya.report.write import write_report
-    from zendaya.sweep.table import Table, check_export
+    """Turn a sweep's results into tables, figures and one page with interactive plots.
+
+    Tables are Markdown and LaTeX, as in the paper; figures are SVG.
+    """
+    from zendaya.research.report.write import write_report
+    from zendaya.research.sweep.table import Table, check_export
 
     if export is not None:
         check_export(export, force=force)

@@ -1,117 +1,105 @@
-"""The words of `zendaya train` and `zendaya recipes`."""
+"""`zendaya train` and `zendaya recipes`."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.table import Table
 
-from zendaya.cli.encode import INTERRUPTED
+from zendaya.cli.options import Json, RunOptions, check_exists, command
+from zendaya.cli.output import INTERRUPTED, ProgressBar, print_table, say
+from zendaya.errors import MissingExtraError
+from zendaya.records import option
 
 if TYPE_CHECKING:
-    from zendaya.encode import Progress
-    from zendaya.training.loop import Shown
+    from zendaya.training.loop import TrainResult
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecipeChanges:
+    """What is changed in a recipe; a field of None leaves the recipe's own value."""
+
+    schedule: str | None = option(None, "0.3, wait-k=10 (its stride is the corpus's), full, or dial: every γ in one model; dial+wait-k.")
+    gamma: float | None = option(None, "The dial: 0 offline, 1 real time, above 1 starved.")
+    seed: int | None = option(None, "Seed of weights, batches, dropout and drawn schedules.", min=0)
+    epochs: int | None = option(None, "At most this many epochs.", min=1)
+    batch_tokens: int | None = option(None, "Padded source tokens and text rows per micro-batch.", min=1)
+    accumulate: int | None = option(None, "Micro-batches per step, over all processes.", min=1)
+    learning_rate: float | None = option(None, "Learning rate after the warm-up.")
+    precision: str | None = option(None, "auto, 32-true or bf16-mixed.")
+
+    def loop(self) -> dict[str, object]:
+        """Changes to the recipe's training loop."""
+        names = ("epochs", "batch_tokens", "accumulate", "learning_rate", "precision")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@command
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe: `zendaya recipes` lists them.")],
-    schedule: Annotated[
-        str | None, typer.Option(help="0.3, wait-k=10 (its stride is the corpus's), full, or dial: every γ in one model; dial+wait-k.")
-    ] = None,
-    gamma: Annotated[float | None, typer.Option(help="The dial: 0 offline, 1 real time, above 1 starved.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches, dropout and drawn schedules.", min=0)] = None,
-    data: Annotated[Path | None, typer.Option(help="The folder of the corpus; under $ZENDAYA_DATA if not given.")] = None,
-    store: Annotated[Path | None, typer.Option(help="The folder of its features; encoded there if they are not; OUT/features.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the run; runs/RECIPE-SCHEDULE-SEED if not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in OUT was stopped or killed.")] = False,
-    epochs: Annotated[int | None, typer.Option(help="At most this many epochs.", min=1)] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Padded source tokens and text rows of a micro-batch.", min=1)] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Micro-batches of a step, over all processes.", min=1)] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="After the warm-up.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, 32-true or bf16-mixed.")] = None,
-    limit: Annotated[int | None, typer.Option(help="The first N examples only.", min=1)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe (`zendaya recipes` lists them), or a .json file.")],
+    changes: RecipeChanges,
+    run: RunOptions,
+    as_json: Json = False,
 ) -> None:
-    """Train a model. Stopped or killed at any moment, the same command with --resume goes on to the same weights.
+    """Train a model by a recipe; a stopped run goes on with --resume.
 
+    A resumed run ends with the same weights as one that was never stopped.
     For more than one GPU or machine: torchrun --nproc-per-node N $(which zendaya) train RECIPE --accumulate N …
     """
-    from zendaya import recipes
-    from zendaya.training.adapt import AdaptRecipe
+    if recipe.endswith(".json"):
+        check_exists(recipe, "a recipe, such as the recipe.json of a run")
+    check_exists(run.data, "the folder of the corpus (--data)")
+    if importlib.util.find_spec("lightning_fabric") is None:  # told before the corpus is encoded
+        raise MissingExtraError("lightning-fabric", "train", "training")
+    from zendaya.research import recipes
 
-    config = recipes.configured(recipe, schedule=schedule, gamma=gamma, seed=seed)
-    given = {
-        "epochs": epochs,
-        "batch_tokens": batch_tokens,
-        "accumulate": accumulate,
-        "learning_rate": learning_rate,
-        "precision": precision,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes))  # type: ignore[arg-type]
-    folder = out or Path("runs") / f"{config.name}-{str(config.schedule).replace('=', '')}-seed{config.loop.seed}"
-    console = Console(stderr=True)
-    watched = console.is_terminal and os.environ.get("RANK", "0") == "0"
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-    bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not watched)
-    task = bar.add_task("reading", total=None)
-    preparing, begun = "labelling" if isinstance(config, AdaptRecipe) else "encoding", False
-
-    def encoding(progress: Progress) -> None:
-        bar.start()
-        bar.update(task, description=preparing, completed=progress.done, total=progress.total)
-
-    def show(shown: Shown) -> None:
-        nonlocal begun
-        if not begun:
-            bar.start()
-            bar.reset(task, total=shown.total, completed=shown.done - 1)
-            begun = True
-        best = f", best {shown.best:.3f}" if shown.best is not None else ""
-        bar.update(
-            task, description=f"epoch {shown.epoch}/{shown.epochs}, loss {shown.loss:.3f}{best}", completed=shown.done, total=shown.total
-        )
-
-    try:
-        result = recipes.train(config, data=data, out=folder, store=store, resume=resume, report=show, encoding=encoding, limit=limit)
-    finally:
-        bar.stop()
-    if result.interrupted:
-        typer.echo(f"zendaya: stopped after step {result.steps}: the same command with --resume goes on", err=True)
-        raise typer.Exit(INTERRUPTED)
-    if os.environ.get("RANK", "0") != "0":
-        return
-    if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(result), "folder": str(result.folder), "schedule": str(config.schedule)}))
-    else:
-        typer.echo(
+    config = recipes.configured(recipe, schedule=changes.schedule, gamma=changes.gamma, seed=changes.seed)
+    config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes.loop()))  # type: ignore[arg-type]
+    out = run.out or Path("runs") / f"{config.name}-{str(config.schedule).replace('=', '')}-seed{config.loop.seed}"
+    first = _is_first_process()
+    with ProgressBar(watched=first) as bar:
+        result = recipes.train(config, data=run.data, out=out, store=run.store, resume=run.resume, limit=run.limit, report=bar.show)
+    stop_if_interrupted(result)
+    if as_json and first:
+        print(json.dumps({**dataclasses.asdict(result), "folder": str(result.folder), "schedule": str(config.schedule)}))
+    elif first:
+        print(
             f"{result.folder}: {config.name}, {config.schedule}, seed {config.loop.seed}: {result.epochs} epochs, {result.steps} steps, "
             f"{result.seconds:.0f} s; best validation loss {result.best_loss:.4f} after epoch {result.best_epoch}, in best/"
         )
 
 
+def _is_first_process() -> bool:
+    """Whether this is the process of a torchrun that speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def stop_if_interrupted(result: TrainResult) -> None:
+    """End the command where a training run was stopped, and say how it goes on."""
+    if result.interrupted:
+        say(f"stopped after step {result.steps}: the same command with --resume goes on")
+        raise typer.Exit(INTERRUPTED)
+
+
 def recipes() -> None:
     """List the recipes: what each trains, and on what."""
-    from zendaya.recipes import recipe
-    from zendaya.recipes import recipes as names
+    from zendaya.research.recipes import recipe
+    from zendaya.research.recipes import recipes as names
     from zendaya.training.adapt import AdaptRecipe
 
-    table = Table("recipe", "form", "corpus", "encoder", "schedule", "width", "layers", "epochs", box=None, pad_edge=False)
+    rows = [["recipe", "form", "corpus", "schedule", "width", "layers", "epochs", "encoder"]]
     for name in names():
         config = recipe(name)
         if isinstance(config, AdaptRecipe):
-            table.add_row(name, "inf", config.folder, f"whisper:{config.adapt.base}", config.schedule, "384", "4", str(config.loop.epochs))
+            rows.append([name, "inf", config.folder, config.schedule, "384", "4", str(config.loop.epochs), f"whisper:{config.adapt.base}"])
             continue
         decoder = config.model.decoder
         shape = (str(decoder.dim), str(decoder.layers), str(config.loop.epochs))
-        table.add_row(name, config.form, config.corpus, config.encoder, str(config.schedule), *shape)
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+        rows.append([name, config.form, config.corpus, str(config.schedule), *shape, config.encoder])
+    print_table(rows)

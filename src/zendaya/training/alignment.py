@@ -1,9 +1,9 @@
-"""Where in the source each token of a text was said: a loss that finds it (CTC), and one that tells cross-attention.
+"""Alignment of source and text: a CTC loss that finds where each token was spoken, and a loss that guides cross-attention there.
 
-A decoder trained from scratch on hours of speech, not thousands, writes plausible text for a long time before its cross-attention
-finds the sound of the next word. CTC (Graves et al. 2006) needs no attention and aligns within a few hundred steps; its best path
-then says which source token the first head of each text layer should look at. Both are losses of training alone: the model
-decodes as any other. Source layers are causal and horizons mask as ever, so neither lets a step know more than it may.
+A decoder trained from scratch on hours of speech, not thousands of hours, takes long before its cross-attention finds the sound of
+the next word. CTC (Graves et al. 2006) needs no attention and aligns within a few hundred steps. Its best path gives the source token
+that the first head of each text layer should attend to. Both losses are for training only; decoding is unchanged. Source layers stay
+causal and horizons stay masked, so no step reads more than its horizon.
 
 Shape suffixes as in decoder.py; S states of CTC: a blank, and a token and a blank for each token of the text.
 """
@@ -17,11 +17,11 @@ from torch import Tensor
 BLANK = 0
 """[PAD], which no text holds."""
 UNLIKELY = -1e9
-"""Of paths that cannot be; finite, so that sums of them are."""
+"""Log-probability of impossible paths; finite, so that sums stay finite."""
 CREDIBLE_NATS = 4.0
-"""A best path that costs more than this a token was found by a CTC that has not yet learned, and places nothing."""
+"""Highest cost per token of a best path that is used; a CTC that has not learned yet gives costlier paths."""
 NEAR = 1
-"""Source tokens on either side of a token's place that attention may look at as well."""
+"""Source tokens on either side of a token's place that count as near."""
 
 
 def ctc_loss(log_probs_BFV: Tensor, source_lengths_B: Tensor, text_BN: Tensor, lengths_B: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The decoder's task: teacher-forced text under each instance's horizons, and the length head beside it (Algorithm 1, Sec. 3.1).
+"""The decoding task: teacher-forced text under the horizons of each example, and the length head (Algorithm 1, Sec. 3.1).
 
 Shape suffixes as in decoder.py.
 """
@@ -14,18 +14,18 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from zendaya.decoder import Watched
-from zendaya.encoders.store import FeatureStore
+from zendaya.data.features.store import FeatureStore
 from zendaya.errors import ConfigError
-from zendaya.model import Batch, Model
+from zendaya.nn.decoder import Intermediates
+from zendaya.nn.model import Batch, Model
 from zendaya.schedule import Schedule
 from zendaya.training import alignment
-from zendaya.training.dial import Dial
+from zendaya.training.schedule_sampler import TrainingSchedule
 
 
 @dataclass(frozen=True)
-class Window:
-    """The source of a clip by its place in a store, and its text as ids without the end."""
+class StoredWindow:
+    """A clip in a feature store, and its text as ids without the end."""
 
     split: str
     clip: str
@@ -34,18 +34,18 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Example:
-    """One window to learn, after the one before it (inf) or alone (fix)."""
+class TextExample:
+    """One window to learn, alone (fix) or after the window before it (inf)."""
 
-    window: Window
-    before: Window | None = None
+    window: StoredWindow
+    before: StoredWindow | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """What a decoder learns of its examples."""
+    """Options of the decoding task."""
 
-    schedule: Schedule | Dial
+    schedule: TrainingSchedule
     stride: float
     """ρ = mean F / mean N of the training split: the stride of wait-k."""
     scale: int | None = None
@@ -53,30 +53,30 @@ class TaskConfig:
     length_weight: float = 0.1
     label_smoothing: float = 0.0
     source_noise: float = 0.0
-    """Share of source tokens that are zeroed in training."""
+    """Share of source tokens set to zero in training."""
     alignment: float | None = None
-    """Weight of each of two losses that find where in the source each token was said, and tell cross-attention: see alignment.py."""
+    """Weight of each of the two alignment losses (alignment.py)."""
     alignment_slots: int = 1
-    """How many tokens CTC may write at a source token; more than one where there is more text than source."""
+    """Tokens that CTC may write per source token; more than one where texts are longer than sources."""
 
 
 @dataclass
-class Lesson:
-    """A batch, and what the length head reads and should say of it."""
+class DecodingBatch:
+    """A batch, and the inputs and targets of its length head."""
 
     batch: Batch
     buffers_B: Tensor
-    """Source tokens the length head may read."""
+    """Source tokens that the length head may read."""
     steps_B: Tensor
 
 
 class DecodingTask:
     """Teacher-forced decoding as a task of the loop."""
 
-    def __init__(self, model: Model, store: FeatureStore, examples: dict[str, Sequence[Example]], config: TaskConfig) -> None:
+    def __init__(self, model: Model, store: FeatureStore, examples: dict[str, Sequence[TextExample]], config: TaskConfig) -> None:
         self.model, self.store, self.examples, self.config = model, store, examples, config
         slots = config.alignment_slots if config.alignment is not None else 0
-        self.module: nn.Module = _Teacher(model, config.label_smoothing, slots=slots)
+        self.module: nn.Module = _DecodingLosses(model, config.label_smoothing, slots=slots)
         self.weights = {"nll": 1.0} | ({"length": config.length_weight} if model.length is not None else {})
         if config.alignment is not None:
             self.weights |= {"ctc": config.alignment, "guide": config.alignment}
@@ -97,7 +97,7 @@ class DecodingTask:
             counts |= {"ctc": counts["nll"], "guide": counts["nll"]}
         return counts | ({"length": len(indices)} if "length" in self.weights else {})
 
-    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Lesson:
+    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> DecodingBatch:
         examples = [self.examples[split][index] for index in indices]
         model, config = self.model, self.config
         schedules = [self._schedule(example.window, rng) for example in examples]
@@ -116,66 +116,63 @@ class DecodingTask:
             numbers = [min(n, s.buffer(config.scale or n, model.config.max_steps)) for n, s in zip(numbers, schedules, strict=True)]
         steps_B = torch.tensor([model.paced(len(example.window.ids) + 1, example.window.num_source) for example in examples])
         device = batch.ids_BN.device
-        return Lesson(batch, torch.tensor(numbers, device=device), steps_B.to(device))
+        return DecodingBatch(batch, torch.tensor(numbers, device=device), steps_B.to(device))
 
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
-    def _schedule(self, window: Window, rng: np.random.Generator) -> Schedule:
-        schedule = self.config.schedule
-        if isinstance(schedule, Dial):
-            return schedule.draw(rng, source=self.config.scale or window.num_source, stride=self.config.stride)
-        return schedule
+    def _schedule(self, window: StoredWindow, rng: np.random.Generator) -> Schedule:
+        return self.config.schedule.draw(rng, source=self.config.scale or window.num_source, stride=self.config.stride)
 
-    def _source(self, window: Window) -> Tensor:
+    def _source(self, window: StoredWindow) -> Tensor:
         return self.store.get(window.clip, window.split).values_TE
 
 
-class _Teacher(nn.Module):
+class _DecodingLosses(nn.Module):
     """Sums of the losses of a batch."""
 
     def __init__(self, model: Model, label_smoothing: float, *, slots: int = 0) -> None:
-        """`slots` of CTC at each source token; 0: no alignment."""
+        """`slots` is the number of CTC outputs per source token; 0 for no alignment."""
         super().__init__()
         self.model, self.label_smoothing, self.slots = model, label_smoothing, slots
         dim = model.config.decoder.dim
         self.source_norm = nn.LayerNorm(dim) if slots else None
         self.source_slots = nn.Linear(dim, slots * dim) if slots > 1 else None
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        batch = lesson.batch
-        watched = Watched() if self.source_norm is not None and self.training else None
-        sums = {"nll": self.model.loss(batch, label_smoothing=self.label_smoothing if self.training else 0.0, watched=watched)}
-        if watched is not None:
-            sums |= self._align(batch, watched)
+    def forward(self, decoding_batch: DecodingBatch) -> dict[str, Tensor]:
+        batch = decoding_batch.batch
+        intermediates = Intermediates() if self.source_norm is not None and self.training else None
+        sums = {"nll": self.model.loss(batch, label_smoothing=self.label_smoothing if self.training else 0.0, intermediates=intermediates)}
+        if intermediates is not None:
+            sums |= self._align(batch, intermediates)
         if self.model.length is not None:
-            logits_BC = self.model.length_logits(batch.source_BFE, lesson.buffers_B, batch.history)
-            sums["length"] = functional.cross_entropy(logits_BC, lesson.steps_B - 1, reduction="sum")
+            logits_BC = self.model.length_logits(batch.source_BFE, decoding_batch.buffers_B, batch.history)
+            sums["length"] = functional.cross_entropy(logits_BC, decoding_batch.steps_B - 1, reduction="sum")
         return sums
 
-    def _align(self, batch: Batch, watched: Watched) -> dict[str, Tensor]:
-        """CTC of the source tokens, whose output is tied to the text's, and attention to the places it finds."""
+    def _align(self, batch: Batch, intermediates: Intermediates) -> dict[str, Tensor]:
+        """CTC over the source tokens, with the decoder's output weights, and attention to the places it finds."""
         assert self.source_norm is not None
-        assert watched.memory_BFD is not None
-        tokens_VD, memory_BFD = self.model.decoder.tokens.weight, watched.memory_BFD
+        assert intermediates.memory_BFD is not None
+        tokens_VD, memory_BFD = self.model.decoder.tokens.weight, intermediates.memory_BFD
         if self.source_slots is not None:
             memory_BFD = self.source_slots(memory_BFD).unflatten(2, (self.slots, -1)).flatten(1, 2)
         log_probs_BFV = functional.linear(self.source_norm(memory_BFD), tokens_VD).float().log_softmax(-1)
-        lengths_B = (batch.targets_BN >= 0).sum(1) - 1  # without the end, which is not said
+        lengths_B = (batch.targets_BN >= 0).sum(1) - 1  # without the end, which is not spoken
         text_BN = batch.targets_BN[:, :-1]
         text_BN = text_BN.masked_fill(torch.arange(text_BN.shape[1], device=text_BN.device) >= lengths_B[:, None], alignment.BLANK)
         said = (batch.source_lengths_B * self.slots, text_BN, lengths_B)
         prompt = len(self.model.config.framing.prompt) - 1
         rows = slice(prompt, prompt + text_BN.shape[1])
         guide = alignment.guide_loss(
-            [weights_BNF[:, rows] for weights_BNF in watched.log_weights], batch.horizons_BN[:, rows],
+            [weights_BNF[:, rows] for weights_BNF in intermediates.log_weights], batch.horizons_BN[:, rows],
             alignment.places(log_probs_BFV, *said).div(self.slots, rounding_mode="floor"),
         )  # fmt: skip
         return {"ctc": alignment.ctc_loss(log_probs_BFV, *said), "guide": guide}
 
 
-def standardise(model: Model, store: FeatureStore, windows: Sequence[Window], *, most: int = 500) -> None:
-    """Fold the mean and size of the training features into the source projection, so that it begins with inputs of size 1."""
+def standardise(model: Model, store: FeatureStore, windows: Sequence[StoredWindow], *, most: int = 500) -> None:
+    """Fold mean and scale of the training features into the source projection, so that its inputs begin at scale 1."""
     projection = model.decoder.source_projection
     if projection is None:
         return
@@ -184,7 +181,7 @@ def standardise(model: Model, store: FeatureStore, windows: Sequence[Window], *,
     mean_E = rows_TE.mean(0)
     size = float((rows_TE - mean_E).square().mean().sqrt())
     if not 0 < size < float("inf"):
-        raise ConfigError(f"{store.path}: the training features do not vary, or are not finite: size {size}; check the encoder")
+        raise ConfigError(f"{store.path}: the training features are constant or not finite: standard deviation {size}; check the encoder")
     with torch.no_grad():
         projection.weight.div_(size)
         projection.bias.sub_((projection.weight.double() @ mean_E).float())

@@ -26,14 +26,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from zendaya.atomic import write_atomically
-from zendaya.encoders import Samples
-from zendaya.encoders.whisper import SAMPLE_RATE, load_encoder, load_weights
-from zendaya.encoders.whisper_batch import encode_batch, log_mel, mel_filters
-from zendaya.encoders.whisper_stream import TOKEN
+from zendaya.encoders.whisper import TOKEN
 from zendaya.errors import CorpusError
-from zendaya.model import Model
-from zendaya.pretrained import whisper_decoder
+from zendaya.files import write_atomically
+from zendaya.nn.model import Model
+from zendaya.nn.whisper import SAMPLE_RATE, load_encoder, load_weights, whisper_decoder
+from zendaya.records import Progress
+from zendaya.sources.media import Samples
+from zendaya.training.whisper_batch import encode_batch, log_mel, mel_filters
 
 ALIGNMENT_HEADS = ((1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4))
 """(layer, head) of tiny.en whose cross-attention follows the speech: openai/whisper, `_ALIGNMENT_HEADS`."""
@@ -89,7 +89,7 @@ def write_labels(path: Path, labels: Sequence[Label]) -> None:
 
 def make_labels(
     path: Path, utterances: Sequence[tuple[str, Sound, str]], *, base: str = "tiny.en", batch: int = 16, rank: int = 0, ranks: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[Progress], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Label (id, samples, reference) in their order into a file, those where Whisper and the reference disagree wildly left out.
 
@@ -104,7 +104,7 @@ def make_labels(
     for each, part in zip(batches[rank::ranks], parts[rank::ranks], strict=True):
         if label is not None and not part.is_file():
             write_labels(part, label(each))
-        progress(sum(part.is_file() for part in parts), len(parts))
+        report(Progress(sum(part.is_file() for part in parts), len(parts), "labelling"))
     while rank and not path.is_file():
         time.sleep(0.2)  # the first process puts them together
     if not rank:

@@ -1,10 +1,9 @@
-"""A learned γ: a dial head beside a whole-dial model, which chooses each window's γ before the window decodes.
+"""A learned γ: a gamma head beside a whole-dial model, which chooses the γ of each window before the window is decoded.
 
-The decoder is frozen. On every training window, each γ of a grid is tried once, teacher-forced and with N̂ predicted as it is live:
-what it loses (nats a step) and how far it lags (differentiable average lagging as a share of the source; unlike average lagging it
-does not jump where the whole source has been read, so that no choice can hide behind the jump). The head regresses both on what it
-may read. A window then takes the γ with the least loss + price · lag, and the price is solved on the validation split for a stated
-budget of lag: one head serves every budget, and its price says which.
+The decoder is frozen. On every training window each γ of a grid is tried once, teacher-forced, with N̂ predicted as live. This gives
+the loss (nats per step) and the lag of each γ. Lag is differentiable average lagging as a share of the source: unlike average
+lagging, it does not jump where the whole source has been read. The head predicts both from what it may read. A window takes the γ
+with the least loss + price · lag. The price is solved on the validation split for a budget of lag, so one head serves every budget.
 
 Shape suffixes: W windows, B windows of a batch, G gammas of the grid, P places of the grid from whose buffer the head reads.
 """
@@ -15,7 +14,7 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,21 +26,24 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import zendaya
-from zendaya import corpora
-from zendaya.atomic import write_atomically
-from zendaya.decoder import History
-from zendaya.encoders.store import FeatureStore
+from zendaya.data.corpora import registry as corpora
+from zendaya.data.corpora.base import Reading
+from zendaya.data.features.store import FeatureStore
 from zendaya.errors import CheckpointError, ConfigError, ZendayaError
-from zendaya.length import InfLength
-from zendaya.metrics.latency import average_proportion, differentiable_average_lagging, length_adaptive_average_lagging
-from zendaya.model import WEIGHTS, Model, settled
+from zendaya.evaluation.metrics.latency import average_proportion, differentiable_average_lagging, length_adaptive_average_lagging
+from zendaya.files import write_atomically
+from zendaya.nn.checkpoint import RECIPE, WEIGHTS
+from zendaya.nn.decoder import History
+from zendaya.nn.length import InfLength
+from zendaya.nn.model import Model, settled
+from zendaya.records import Progress, listed, option
 from zendaya.schedule import PowerLaw
-from zendaya.training import TrainConfig, _examples, prepare_features
 from zendaya.training.buckets import plan
-from zendaya.training.decoding import Example
-from zendaya.training.dial import Dial
-from zendaya.training.loop import BEST, TRAIN, VALID, LoopConfig, Result, Shown, run
-from zendaya.training.state import RECIPE, begin
+from zendaya.training.decoding import TextExample
+from zendaya.training.loop import BEST, TRAIN, VALID, LoopConfig, Report, TrainResult, run
+from zendaya.training.prepare import make_examples, prepare_features
+from zendaya.training.state import begin
+from zendaya.training.train import TrainConfig
 
 GAMMAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5)
 LAGS = {"dal": differentiable_average_lagging, "laal": length_adaptive_average_lagging, "ap": average_proportion}
@@ -49,7 +51,7 @@ BUDGET_LAG = "dal"
 GAMMA = "gamma.json"
 LOOP = LoopConfig(epochs=40, batch_tokens=16384, learning_rate=1e-3, warmup_steps=20, weight_decay=0.1, patience=6)
 PRICES = np.concatenate([[0.0], np.geomspace(1e-4, 1e4, 801)])
-"""Prices tried for a budget, in nats a step for a lag of the whole source."""
+"""Prices tried for a budget, in nats per step for a lag of the whole source."""
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -57,55 +59,52 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig:
-    """How a dial head is trained: its grid, its budget, its optimiser."""
+    """How a gamma head is trained: grid, budget and optimiser."""
 
-    gammas: tuple[float, ...] = GAMMAS
-    budget: float | None = None
-    """Mean lag over all steps written, as a share of the source."""
-    like: float | None = None
-    """Instead of a budget: the lag of this fixed γ on the validation split."""
+    gammas: tuple[float, ...] = option(GAMMAS, "The grid to choose from, as 0.1,0.2,0.5,1.", parse=listed(float))
+    budget: float | None = option(None, "Mean lag allowed over all steps written, as a share of the source.")
+    like: float | None = option(None, "Instead: the lag of this fixed γ of the grid on the validation split.")
     loop: LoopConfig = LOOP
-    texts: int | None = None
-    """At most so many texts of a clip; they share its source."""
+    texts: int | None = option(None, "At most this many texts per clip; they share its source.", min=1)
 
     def __post_init__(self) -> None:
         if (self.budget is None) == (self.like is None):
-            raise ConfigError("give a budget, or the gamma whose lag is the budget, one of the two")
+            raise ConfigError("give either a budget (--budget) or the gamma whose lag is the budget (--like)")
         if self.budget is not None and not 0 < self.budget <= 1:
-            raise ConfigError(f"a budget is a lag as a share of the source, above 0 and at most 1: got {self.budget}")
+            raise ConfigError(f"budget must be a share of the source, above 0 and at most 1: got {self.budget}")
         if self.like is not None and self.like not in self.gammas:
-            raise ConfigError(f"the gamma whose lag is the budget must be one of the grid, {self.gammas}: got {self.like}")
+            raise ConfigError(f"like must be a gamma of the grid {self.gammas}: got {self.like}")
         if self.texts is not None and self.texts < 1:
-            raise ConfigError(f"texts of a clip must be at least 1: got {self.texts}")
+            raise ConfigError(f"texts per clip must be at least 1: got {self.texts}")
 
 
-# What each γ costs.
+# Costs of each γ.
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What each γ came to on each window."""
+    """Loss and lag of each γ on each window."""
 
     steps_W: IntArray
     """N, the end included: the weight of a window."""
     loss_WG: FloatArray
-    """Teacher-forced, in nats a step."""
+    """Teacher-forced, in nats per step."""
     lags_WG: Mapping[str, FloatArray]
     """As shares of the source, by measure."""
 
     @property
     def lag(self) -> FloatArray:
-        """The lag that the budget is stated in."""
+        """The lag measure of the budget."""
         return self.lags_WG[BUDGET_LAG]
 
     def mean(self, value_WG: FloatArray, places_W: IntArray | int) -> float:
-        """The mean over steps of what windows came to at their chosen places of the grid."""
+        """The mean over steps of a cost, each window at its chosen place of the grid."""
         places_W = np.broadcast_to(places_W, self.steps_W.shape)
         return float(np.average(value_WG[np.arange(places_W.size), places_W], weights=self.steps_W))
 
 
 def buffer(model: Model, gamma: float, num_source: int, scale: int | None) -> int:
-    """Tokens of a window that a head may read under γ: all for fix, B for inf."""
+    """Source tokens of a window that a head may read under γ: all for fix, B for inf."""
     if model.config.length == "fix":
         return num_source
     return min(num_source, PowerLaw(gamma).buffer(scale or num_source, model.config.max_steps))
@@ -113,8 +112,8 @@ def buffer(model: Model, gamma: float, num_source: int, scale: int | None) -> in
 
 @torch.inference_mode()
 def measure(
-    model: Model, store: FeatureStore, examples: Sequence[Example], gammas: Sequence[float], *, scale: int | None,
-    batch_tokens: int = 8192, report: Callable[[int, int], None] = lambda done, total: None,
+    model: Model, store: FeatureStore, examples: Sequence[TextExample], gammas: Sequence[float], *, scale: int | None,
+    batch_tokens: int = 8192, report: Report = lambda _: None,
 ) -> Costs:  # fmt: skip
     """Try every γ on every window, teacher-forced under the N̂ that the length head predicts from that γ's buffer."""
     sizes = [_size(example) for example in examples]
@@ -127,10 +126,11 @@ def measure(
         chosen = [examples[index] for index in indices]
         sources, histories = _read(model, store, chosen)
         numbers = [source.shape[0] for source in sources]
+        history = None if histories is None else model.pack_history(histories)
         for place, gamma in enumerate(gammas):
             schedule = PowerLaw(gamma)
             buffers = [buffer(model, gamma, number, scale) for number in numbers]
-            logits_BC = model.length_logits(*_readable(model, sources, buffers), None if histories is None else model._history(histories))
+            logits_BC = model.length_logits(*_readable(model, sources, buffers), history)
             predicted = [model.steps_of(c + 1, scale or number) for c, number in zip(logits_BC.argmax(-1).tolist(), numbers, strict=True)]
             texts = [example.window.ids for example in chosen]
             batch = model.batch(sources, texts, schedule, scale=scale, steps=predicted, histories=histories)
@@ -144,11 +144,11 @@ def measure(
                     share = lag(delays, source=number, target=delays.size)
                     lags_WG[name][index, place] = share if name == "ap" else share / number
         done += len(indices)
-        report(done, len(examples))
+        report(Progress(done, len(examples), "trying every γ"))
     return Costs(steps_W, loss_WG, lags_WG)
 
 
-def _size(example: Example) -> tuple[int, int]:
+def _size(example: TextExample) -> tuple[int, int]:
     before = example.before
     return (
         example.window.num_source + (before.num_source if before else 0),
@@ -156,7 +156,7 @@ def _size(example: Example) -> tuple[int, int]:
     )
 
 
-def _read(model: Model, store: FeatureStore, examples: Sequence[Example]) -> tuple[list[Tensor], list[Any] | None]:
+def _read(model: Model, store: FeatureStore, examples: Sequence[TextExample]) -> tuple[list[Tensor], list[Any] | None]:
     sources = [store.get(example.window.clip, example.window.split).values_TE for example in examples]
     if not model.config.history:
         return sources, None
@@ -170,18 +170,18 @@ def _readable(model: Model, sources: Sequence[Tensor], buffers: Sequence[int]) -
     return nn.utils.rnn.pad_sequence(cut, batch_first=True).to(weight), torch.tensor(buffers, device=weight.device)
 
 
-# What the head expects, and what follows from it.
+# Predictions of the head, and the choice that follows.
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What a dial head expects of each γ, from the buffer of each place of the grid."""
+class ExpectedCosts:
+    """Costs that a gamma head predicts for each γ, from the buffer of each place of the grid."""
 
     loss_WPG: Tensor
     lag_WPG: Tensor
 
     def places(self, price: float) -> IntArray:
-        """The place of the grid that each window settles for, as a Session does: from the largest γ down."""
+        """The place of the grid that each window chooses, as a Session does: from the largest γ down."""
         num_windows, num_places, _ = self.loss_WPG.shape
         places_W = np.zeros(num_windows, np.int64)
         for place in range(1, num_places):  # a larger γ comes first, so that it overrides
@@ -191,13 +191,13 @@ class Expected:
 
 
 @torch.inference_mode()
-def expect(model: Model, store: FeatureStore, examples: Sequence[Example], *, scale: int | None, batch: int = 64) -> Expected:
-    """Ask the dial head about every window, from every buffer it may come to read."""
+def expect(model: Model, store: FeatureStore, examples: Sequence[TextExample], *, scale: int | None, batch: int = 64) -> ExpectedCosts:
+    """Predictions of the gamma head for every window, from every buffer it may read."""
     gammas = model.config.gammas
     losses, lags = [], []
     for first in range(0, len(examples), batch):
         sources, histories = _read(model, store, examples[first : first + batch])
-        history = None if histories is None else model._history(histories)
+        history = None if histories is None else model.pack_history(histories)
         answers = []
         for gamma in gammas if model.config.length == "inf" else gammas[:1]:
             buffers = [buffer(model, gamma, source.shape[0], scale) for source in sources]
@@ -205,25 +205,25 @@ def expect(model: Model, store: FeatureStore, examples: Sequence[Example], *, sc
         answers *= len(gammas) // len(answers)
         losses.append(torch.stack([loss_BG for loss_BG, _ in answers], 1))
         lags.append(torch.stack([lag_BG for _, lag_BG in answers], 1))
-    return Expected(torch.cat(losses).cpu(), torch.cat(lags).cpu())
+    return ExpectedCosts(torch.cat(losses).cpu(), torch.cat(lags).cpu())
 
 
-def solve_price(expected: Expected, costs: Costs, budget: float) -> float:
+def solve_price(expected: ExpectedCosts, costs: Costs, budget: float) -> float:
     """The least price at which these windows lag no more than the budget on average."""
     lags = []
     for price in PRICES.tolist():
         lags.append(costs.mean(costs.lag, expected.places(price)))
         if lags[-1] <= budget:
             return float(price)
-    raise ConfigError(f"no choice of gamma lags as little as the budget of {budget}: the least is {min(lags):.4f}; give a larger one")
+    raise ConfigError(f"no choice of gamma meets the budget of {budget}: the least lag is {min(lags):.4f}; give a larger budget")
 
 
 # Training.
 
 
 @dataclass
-class Question:
-    """What the head reads of a batch of windows, and what it should say."""
+class GammaBatch:
+    """What the head reads of a batch of windows, and its targets."""
 
     source_BTE: Tensor
     lengths_B: Tensor
@@ -237,18 +237,23 @@ class GammaTask:
     """Regression of each γ's loss and lag as a task of the loop; a window counts by its steps."""
 
     def __init__(
-        self, model: Model, store: FeatureStore, examples: Mapping[str, Sequence[Example]], costs: Mapping[str, Costs], scale: int | None
+        self,
+        model: Model,
+        store: FeatureStore,
+        examples: Mapping[str, Sequence[TextExample]],
+        costs: Mapping[str, Costs],
+        scale: int | None,
     ) -> None:
         self.model, self.store, self.examples, self.scale = model, store, examples, scale
         self.steps = {split: each.steps_W for split, each in costs.items()}
-        # What matters is which γ is cheaper: a window that is hard at every γ tells nothing.
+        # Only differences between γ matter: a window that is hard at every γ carries no information.
         self.loss = {split: each.loss_WG - each.loss_WG.mean(1, keepdims=True) for split, each in costs.items()}
         self.lag = {split: each.lag for split, each in costs.items()}
-        self.module: nn.Module = _Answers(model)
+        self.module: nn.Module = _GammaLosses(model)
         steps_W, loss_WG, lag_WG = self.steps[TRAIN], self.loss[TRAIN], self.lag[TRAIN]
         self.loss_G, self.lag_G = (np.average(value_WG, axis=0, weights=steps_W) for value_WG in (loss_WG, lag_WG))
         spread = max(float(np.average((loss_WG - self.loss_G) ** 2, axis=0, weights=steps_W).mean()), 1e-9)
-        # Lag is weighed in nats, at the rate at which the grid exchanges the two: 1 is the error of a head that knows no window.
+        # Lag counts in nats, at the grid's exchange rate of the two. A loss of 1 is that of a head that predicts the mean.
         rate = float(np.ptp(self.loss_G) / max(np.ptp(self.lag_G), 1e-9))
         self.weights: Mapping[str, float] = {"loss": 1 / spread, "lag": max(rate, 1e-6) ** 2 / spread}
 
@@ -259,24 +264,24 @@ class GammaTask:
         count = int(self.steps[split][indices].sum()) * self.loss_G.size
         return {"loss": count, "lag": count}
 
-    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Question:
+    def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> GammaBatch:
         model = self.model
         sources, histories = _read(model, self.store, [self.examples[split][index] for index in indices])
-        gammas = rng.choice(model.config.gammas[1:], len(indices))  # any buffer from which the head may be asked
+        gammas = rng.choice(model.config.gammas[1:], len(indices))  # any buffer that the head may read
         buffers = [buffer(model, gamma, source.shape[0], self.scale) for gamma, source in zip(gammas.tolist(), sources, strict=True)]
         source_BTE, lengths_B = _readable(model, sources, buffers)
         loss_BG, lag_BG, steps_B = (
             torch.from_numpy(np.asarray(each[split][indices])).to(source_BTE) for each in (self.loss, self.lag, self.steps)
         )
-        return Question(source_BTE, lengths_B, None if histories is None else model._history(histories), loss_BG, lag_BG, steps_B)
+        return GammaBatch(source_BTE, lengths_B, None if histories is None else model.pack_history(histories), loss_BG, lag_BG, steps_B)
 
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Let the head begin as one that says the mean of the training windows, with inputs of size 1."""
-        head = self.model.dial
+        """Initialise the head to predict the mean of the training windows, and scale its inputs to size 1."""
+        head = self.model.gamma_head
         assert head is not None
         first, last = head.dense[0], head.dense[2]
         assert isinstance(first, nn.Linear)
@@ -285,8 +290,8 @@ class GammaTask:
         watching = first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].double().cpu()))
         rng = np.random.default_rng(0)
         for start in range(0, len(self.examples[TRAIN]), 64):
-            question = self.collate(TRAIN, list(range(start, min(start + 64, len(self.examples[TRAIN])))), rng)
-            self.model.gamma_costs(question.source_BTE, question.lengths_B, question.history)
+            batch = self.collate(TRAIN, list(range(start, min(start + 64, len(self.examples[TRAIN])))), rng)
+            self.model.gamma_costs(batch.source_BTE, batch.lengths_B, batch.history)
         watching.remove()
         inputs_WE = torch.cat(seen)
         mean_E, size_E = inputs_WE.mean(0), inputs_WE.std(0, correction=0)
@@ -302,32 +307,32 @@ class GammaTask:
         last.bias.copy_(torch.from_numpy(np.concatenate([self.loss_G, self.lag_G])))
 
 
-class _Answers(nn.Module):
+class _GammaLosses(nn.Module):
     """Sums of squared errors of a batch."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, question: Question) -> dict[str, Tensor]:
-        loss_BG, lag_BG = self.model.gamma_costs(question.source_BTE, question.lengths_B, question.history)
-        steps_B1 = question.steps_B[:, None]
+    def forward(self, batch: GammaBatch) -> dict[str, Tensor]:
+        loss_BG, lag_BG = self.model.gamma_costs(batch.source_BTE, batch.lengths_B, batch.history)
+        steps_B1 = batch.steps_B[:, None]
         return {
-            "loss": ((loss_BG - question.loss_BG).square() * steps_B1).sum(),
-            "lag": ((lag_BG - question.lag_BG).square() * steps_B1).sum(),
+            "loss": ((loss_BG - batch.loss_BG).square() * steps_B1).sum(),
+            "lag": ((lag_BG - batch.lag_BG).square() * steps_B1).sum(),
         }
 
 
-def with_dial(model: Model, gammas: Sequence[float], seed: int) -> Model:
-    """The same model with a new dial head, the only part that is trained."""
+def with_gamma_head(model: Model, gammas: Sequence[float], seed: int) -> Model:
+    """The same model with a new gamma head, the only part that is trained."""
     config = dataclasses.replace(model.config, gammas=tuple(gammas))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         learned = Model(config, model.tokenizer).eval()
     learned.load_state_dict({**learned.state_dict(), **model.state_dict()})
     learned.requires_grad_(False)
-    assert learned.dial is not None
-    learned.dial.requires_grad_(True)
+    assert learned.gamma_head is not None
+    learned.gamma_head.requires_grad_(True)
     return learned
 
 
@@ -335,28 +340,28 @@ def with_dial(model: Model, gammas: Sequence[float], seed: int) -> Model:
 
 
 @dataclass(frozen=True)
-class Material:
-    """A whole-dial run as it is read back: its recipe, its model, the corpus and features it was trained on."""
+class TrainedRun:
+    """A finished whole-dial run: recipe, model, corpus and features."""
 
     config: TrainConfig
     model: Model
     store: FeatureStore
-    reading: corpora.Reading
+    reading: Reading
     checkpoint_digest: str
 
     @property
     def scale(self) -> int | None:
-        return self.model.config.window if self.config.scale == "window" else None
+        return self.model.config.window_tokens if self.config.scale == "window" else None
 
-    def examples(self, splits: tuple[str, str], *, limit: int | None = None, texts: int | None = None) -> dict[str, Sequence[Example]]:
-        """Examples of two splits of the corpus, at most `texts` of a clip."""
+    def examples(self, splits: tuple[str, str], *, limit: int | None = None, texts: int | None = None) -> dict[str, Sequence[TextExample]]:
+        """Examples of two splits of the corpus, at most `texts` per clip."""
         assert self.model.tokenizer is not None
         config = dataclasses.replace(self.config, splits=splits)
-        found, _ = _examples(config, self.reading, self.store, self.model.tokenizer, None)
+        found, _ = make_examples(config, self.reading, self.store, self.model.tokenizer, None)
         return {split: _few(examples, texts)[:limit] for split, examples in found.items()}
 
 
-def _few(examples: Sequence[Example], texts: int | None) -> list[Example]:
+def _few(examples: Sequence[TextExample], texts: int | None) -> list[TextExample]:
     if texts is None:
         return list(examples)
     counts: dict[str, int] = {}
@@ -368,17 +373,17 @@ def _few(examples: Sequence[Example], texts: int | None) -> list[Example]:
     return kept
 
 
-def open_run(folder: str | Path, *, data: str | Path, store: str | Path | None = None) -> Material:
-    """A training run's recipe, best checkpoint and data."""
+def open_run(folder: str | Path, *, data: str | Path, store: str | Path | None = None) -> TrainedRun:
+    """A training run with its best checkpoint and data."""
     path = Path(folder)
     config = recipe_of(path)
     reading = corpora.read(config.corpus, data)
     features = prepare_features(config, Path(data), Path(store) if store is not None else path / "features", reading.digest, None)
     model = Model.from_pretrained(path / BEST)
     if model.tokenizer is None:
-        raise CheckpointError(f"{path / BEST}: has no tokenizer to read the corpus with")
+        raise CheckpointError(f"{path / BEST}: the checkpoint has no tokenizer, which the corpus is read with")
     digest = hashlib.sha256((path / BEST / WEIGHTS).read_bytes()).hexdigest()
-    return Material(dataclasses.replace(config, model=model.config), model, features, reading, digest)
+    return TrainedRun(dataclasses.replace(config, model=model.config), model, features, reading, digest)
 
 
 def recipe_of(folder: Path) -> TrainConfig:
@@ -392,57 +397,52 @@ def recipe_of(folder: Path) -> TrainConfig:
     except ZendayaError:
         raise
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path}: not the recipe of a training run; was it edited?") from None
+        raise ConfigError(f'{path}: not the recipe of a training run: expected an object with "recipe"') from None
 
 
 def learn_gamma(
     run_folder: str | Path, config: LearnConfig, *, data: str | Path, out: str | Path, store: str | Path | None = None,
-    resume: bool = False, limit: int | None = None, report: Callable[[Shown], None] = lambda _: None,
-    measuring: Callable[[int, int], None] = lambda done, total: None,
-) -> Result:  # fmt: skip
-    """Train a dial head on a whole-dial run and price it for a budget: `out`/best is the model, `out`/gamma.json says what it came to."""
-    material = open_run(run_folder, data=data, store=store)
-    _check(material, config)
+    resume: bool = False, limit: int | None = None, report: Report = lambda _: None,
+) -> TrainResult:  # fmt: skip
+    """Train a gamma head on a whole-dial run, and price it for a budget: `out`/best is the model, `out`/gamma.json its results."""
+    trained = open_run(run_folder, data=data, store=store)
+    _check(trained, config)
     folder = Path(out)
-    examples = material.examples(material.config.splits, limit=limit, texts=config.texts)
+    examples = trained.examples(trained.config.splits, limit=limit, texts=config.texts)
     signature = {
-        "version": zendaya.__version__, "recipe": {**material.config.to_dict(), "loop": dataclasses.asdict(config.loop)},
+        "version": zendaya.__version__, "recipe": {**trained.config.to_dict(), "loop": dataclasses.asdict(config.loop)},
         "gammas": config.gammas, "budget": config.budget, "like": config.like, "lag": BUDGET_LAG, "texts": config.texts, "limit": limit,
-        "checkpoint_digest": material.checkpoint_digest, "data_digest": material.reading.digest,
+        "checkpoint_digest": trained.checkpoint_digest, "data_digest": trained.reading.digest,
         "examples": {split: len(each) for split, each in examples.items()},
     }  # fmt: skip
     begin(folder, signature, resume)
-    costs = {
-        split: cached_costs(folder / f"costs-{split}.npz", material, each, config.gammas, measuring) for split, each in examples.items()
-    }
+    costs = {split: cached_costs(folder / f"costs-{split}.npz", trained, each, config.gammas, report) for split, each in examples.items()}
     budget = costs[VALID].mean(costs[VALID].lag, config.gammas.index(config.like)) if config.like is not None else config.budget
     assert budget is not None
     least = costs[VALID].mean(costs[VALID].lag, len(config.gammas) - 1)
     if budget < least:
         raise ConfigError(f"the largest gamma of the grid, {config.gammas[-1]}, lags {least:.3f} of the source: the budget is {budget:.3f}")
-    task = GammaTask(with_dial(material.model, config.gammas, config.loop.seed), material.store, examples, costs, material.scale)
+    task = GammaTask(with_gamma_head(trained.model, config.gammas, config.loop.seed), trained.store, examples, costs, trained.scale)
     task.begin()
     result = run(task, config.loop, folder, resume=resume, report=report)
     if not result.interrupted:
-        _finish(folder, material, examples[VALID], costs[VALID], task, budget, signature)
+        _finish(folder, trained, examples[VALID], costs[VALID], task, budget, signature)
     return result
 
 
-def _check(material: Material, config: LearnConfig) -> None:
-    schedule, name = material.config.schedule, material.config.name
-    if not isinstance(schedule, Dial):
-        raise ConfigError(f"{name} was trained under {schedule} alone: a learned gamma needs one trained with --schedule dial")
+def _check(trained: TrainedRun, config: LearnConfig) -> None:
+    schedule, name = trained.config.schedule, trained.config.name
+    if not schedule.sampled:
+        raise ConfigError(f"{name} was trained under {schedule} alone: a learned gamma needs a run trained with --schedule dial")
     if config.gammas[-1] > schedule.top:
         raise ConfigError(f"{name} was trained up to gamma {schedule.top:g}: the grid goes to {config.gammas[-1]:g}")
-    dataclasses.replace(material.model.config, gammas=config.gammas)  # says what is wrong with the grid
+    dataclasses.replace(trained.model.config, gammas=config.gammas)  # checks the grid
 
 
-def cached_costs(
-    path: Path, material: Material, examples: Sequence[Example], gammas: Sequence[float], report: Callable[[int, int], None]
-) -> Costs:
-    """Costs from a file if they are of the same model, windows and grid; else measured, and kept there."""
+def cached_costs(path: Path, trained: TrainedRun, examples: Sequence[TextExample], gammas: Sequence[float], report: Report) -> Costs:
+    """Costs from a file, if of the same model, windows and grid; else measured, and written to it."""
     key = json.dumps([
-        material.checkpoint_digest, material.store.signature.to_dict(), list(gammas), material.scale,
+        trained.checkpoint_digest, trained.store.signature.to_dict(), list(gammas), trained.scale,
         [dataclasses.astuple(example) for example in examples],
     ])  # fmt: skip
     digest = hashlib.sha256(key.encode()).hexdigest()
@@ -450,7 +450,7 @@ def cached_costs(
         with np.load(path, allow_pickle=False) as held:
             if str(held["digest"]) == digest:
                 return Costs(held["steps_W"], held["loss_WG"], {name: held[name] for name in LAGS})
-    costs = measure(material.model, material.store, examples, gammas, scale=material.scale, report=report)
+    costs = measure(trained.model, trained.store, examples, gammas, scale=trained.scale, report=report)
     data = io.BytesIO()
     arrays: dict[str, Any] = {"digest": np.array(digest), "steps_W": costs.steps_W, "loss_WG": costs.loss_WG, **costs.lags_WG}
     np.savez(data, **arrays)
@@ -461,19 +461,25 @@ def cached_costs(
 
 @torch.no_grad()
 def _finish(
-    folder: Path, material: Material, examples: Sequence[Example], costs: Costs, task: GammaTask, budget: float, signature: dict[str, Any]
+    folder: Path,
+    trained: TrainedRun,
+    examples: Sequence[TextExample],
+    costs: Costs,
+    task: GammaTask,
+    budget: float,
+    signature: dict[str, Any],
 ) -> None:
-    """Set the head's level and its price on the validation split, which the decoder did not learn, and save it."""
+    """Set the level and the price of the head on the validation split, and save it with its results."""
     model = Model.from_pretrained(folder / BEST)
-    assert model.dial is not None
-    expected = expect(model, material.store, examples, scale=material.scale)
+    assert model.gamma_head is not None
+    expected = expect(model, trained.store, examples, scale=trained.scale)
     weights_W = torch.from_numpy(costs.steps_W / costs.steps_W.sum())
     truth_WC = torch.from_numpy(np.concatenate([task.loss[VALID], costs.lag], 1))
     said_WC = torch.cat([expected.loss_WPG, expected.lag_WPG], -1)[:, 1:].double().mean(1)
-    last = model.dial.dense[2]
+    last = model.gamma_head.dense[2]
     assert isinstance(last, nn.Linear)
     last.bias.copy_(last.bias.double() + weights_W @ (truth_WC - said_WC))
-    expected = expect(model, material.store, examples, scale=material.scale)
+    expected = expect(model, trained.store, examples, scale=trained.scale)
     price = solve_price(expected, costs, budget)
     model.config = dataclasses.replace(model.config, lag_price=price)
     model.save_pretrained(folder / BEST)

@@ -1,8 +1,8 @@
-"""The loop: any task, optimised to a schedule, watched, stopped and resumed without a trace.
+"""The training loop: optimises any task, logs, validates, stops early, and resumes to the same bits.
 
-A run is a function of its task, config and seed. Every random number (batch order, schedules drawn, dropout) comes from a generator
-seeded by (seed, place in the run), so that a run that was killed goes on to the same bits, and two processes that share the
-micro-batches of a step compute what one would.
+A run is a function of its task, config and seed. Every random number (batch order, sampled schedules, dropout) comes from a generator
+seeded by the seed and the position in the run. So a killed run resumes to the same bits, and processes that share the micro-batches
+of a step compute the same as one process.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ import torch
 from torch import Tensor, nn
 
 from zendaya.errors import ConfigError, MissingExtraError, ZendayaError
+from zendaya.records import Progress
 from zendaya.training import state
 from zendaya.training.buckets import plan
-from zendaya.training.state import HISTORY, STATE, Progress
+from zendaya.training.state import HISTORY, STATE, LoopState
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 BEST, LAST, TENSORBOARD = "best", "last", "tensorboard"
 TRAIN, VALID = "train", "valid"
+Report = Callable[[Progress], None]
 _ORDER, _DRAW, _VALID = range(3)
-"""What a random generator is for; part of its seed."""
+"""Purpose of a random generator; part of its seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """How a task is optimised; the defaults are the paper's (Sec. 5.1) where it says."""
+    """How a task is optimised; defaults are those of the paper where it states them (Sec. 5.1)."""
 
     epochs: int = 40
     batch_tokens: int = 8192
     """Padded source tokens and text rows of a micro-batch."""
     accumulate: int = 1
-    """Micro-batches of an optimiser step, over all processes together."""
+    """Micro-batches per optimiser step, over all processes together."""
     short_first: int = 0
-    """Epochs that go from short examples to long ones."""
+    """Number of first epochs whose batches go from short examples to long ones."""
     learning_rate: float = 2e-4
     final_learning_rate: float = 0.0
     warmup_steps: int = 500
@@ -58,12 +60,12 @@ class LoopConfig:
     patience: int = 5
     """Epochs without a better validation loss before the run ends."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
-    """auto: bf16-mixed on a GPU that has it, else 32-true."""
+    """auto: bf16-mixed on a GPU that supports it, else 32-true."""
     seed: int = 0
     save_every_s: float = 120.0
-    """Seconds between saved states inside an epoch; an epoch's end always saves."""
+    """Seconds between saved states within an epoch; the end of an epoch always saves."""
     log_every: int = 50
-    """Optimiser steps between lines of history inside an epoch."""
+    """Optimiser steps between lines of history within an epoch."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_tokens", "accumulate", "patience", "log_every"):
@@ -83,7 +85,7 @@ class LoopConfig:
 
 
 class Task(Protocol):
-    """What is trained: examples by index, and the sums whose weighted means are the loss."""
+    """A training objective: examples by index, and sums whose weighted means are the loss."""
 
     module: nn.Module
     """`module(batch)` gives named sums; its parameters with `requires_grad` are trained."""
@@ -96,46 +98,33 @@ class Task(Protocol):
         """Source tokens and text rows of each example of `train` or `valid`."""
 
     def counts(self, split: str, indices: list[int]) -> dict[str, int]:
-        """How many things each sum is over."""
+        """Number of terms of each sum."""
 
     def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> Any:
-        """A batch for the module; every draw is from `rng`."""
+        """A batch for the module; all randomness is from `rng`."""
 
     def save(self, folder: Path) -> None:
-        """Write what users load."""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How far a run is, for a progress bar."""
-
-    epoch: int
-    epochs: int
-    done: int
-    total: int
-    """Optimiser steps of the run if it is not stopped early, estimated from this epoch's."""
-    loss: float
-    best: float | None
+        """Write the checkpoint that users load."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a run came to."""
+class TrainResult:
+    """The result of a run."""
 
     folder: Path
     epochs: int
     steps: int
     tokens: int
-    """Source tokens and text rows of the epochs that are over, padding not counted."""
+    """Source tokens and text rows of the finished epochs, without padding."""
     best_loss: float
     best_epoch: int
     seconds: float
     interrupted: bool
-    """Whether it was asked to stop; the same call with `resume` goes on."""
+    """Whether it was stopped by a signal; the same call with `resume` continues it."""
 
 
 def learning_rate(config: LoopConfig, step: int, progress: float) -> float:
-    """Linear warm-up, then a cosine over the share of the run that is over.
+    """Linear warm-up, then a cosine over the finished share of the run.
 
     >>> config = LoopConfig(learning_rate=1.0, warmup_steps=10)
     >>> [round(learning_rate(config, step, share), 2) for step, share in ((0, 0.0), (4, 0.0), (50, 0.5), (99, 1.0))]
@@ -146,8 +135,8 @@ def learning_rate(config: LoopConfig, step: int, progress: float) -> float:
     return rate * min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else rate
 
 
-def run(task: Task, config: LoopConfig, out: Path, *, resume: bool = False, report: Callable[[Shown], None] = lambda _: None) -> Result:
-    """Train until the last epoch, the end of patience, or a signal to stop; everything of note lands in `out`."""
+def run(task: Task, config: LoopConfig, out: Path, *, resume: bool = False, report: Report = lambda _: None) -> TrainResult:
+    """Train until the last epoch, the end of patience, or a signal to stop; `out` gets checkpoints, history and state."""
     fabric = _fabric(config)
     loop = _Loop(task, config, out, fabric, report)
     if resume:
@@ -157,7 +146,7 @@ def run(task: Task, config: LoopConfig, out: Path, *, resume: bool = False, repo
 
 
 class _Sealed:
-    """A batch that Fabric leaves as it is: in mixed precision it would round all its numbers, and the ids of a source are numbers too."""
+    """A batch that Fabric does not convert: in mixed precision it would round all floats, and source ids are stored as floats."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -173,7 +162,7 @@ class _Unsealed(nn.Module):
 
 
 class _Loop:
-    def __init__(self, task: Task, config: LoopConfig, out: Path, fabric: Fabric, report: Callable[[Shown], None]) -> None:
+    def __init__(self, task: Task, config: LoopConfig, out: Path, fabric: Fabric, report: Report) -> None:
         self.task, self.config, self.out, self.fabric, self.report = task, config, out, fabric, report
         if config.accumulate % fabric.world_size:
             raise ConfigError(
@@ -182,24 +171,24 @@ class _Loop:
             )
         trained = [parameter for parameter in task.module.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trained if parameter.ndim > 1]
-        others = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms do not decay
+        others = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms have no weight decay
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=fabric.device.type in ("cpu", "cuda"))
         self.module, self.optimiser = fabric.setup(_Unsealed(task.module), optimiser)
         self._plain = optimiser
-        self.progress = Progress()
+        self.progress = LoopState()
         self.board: Any = None
         valid_rng = _rng(config.seed, _VALID, 0)
         self.valid_batches = plan(task.sizes(VALID), config.batch_tokens, valid_rng)
 
     def restore(self) -> None:
-        """Go back to the last saved state; a run that was killed before its first begins again."""
+        """Return to the last saved state; a run killed before its first save begins again."""
         if (self.out / STATE).exists():
             self.progress = state.load(self.out / STATE, self.task.module, self._plain)
         if self.fabric.is_global_zero and (self.out / HISTORY).exists():
             os.truncate(self.out / HISTORY, self.progress.history_bytes)
 
-    def go(self, stopped: threading.Event) -> Result:
+    def go(self, stopped: threading.Event) -> TrainResult:
         progress, config = self.progress, self.config
         begun, saved_at = time.monotonic() - progress.seconds, time.monotonic()
         if self.fabric.is_global_zero:
@@ -217,7 +206,9 @@ class _Loop:
                 progress.batch += 1
                 progress.step += 1
                 progress.seconds = time.monotonic() - begun
-                self.report(Shown(progress.epoch + 1, config.epochs, progress.step, len(groups) * config.epochs, loss, progress.best))
+                best = "" if progress.best is None else f", best {progress.best:.3f}"
+                detail = f"epoch {progress.epoch + 1}/{config.epochs}, loss {loss:.3f}{best}"
+                self.report(Progress(progress.step, len(groups) * config.epochs, "training", detail))
                 interrupted = self._any(stopped.is_set())
                 if interrupted:
                     break
@@ -233,14 +224,14 @@ class _Loop:
         if self.board is not None:
             self.board.close()
         assert progress.best is not None or interrupted
-        return Result(
+        return TrainResult(
             folder=self.out, epochs=progress.epoch, steps=progress.step, tokens=progress.epoch * sum(map(sum, self.task.sizes(TRAIN))),
             best_loss=math.inf if progress.best is None else progress.best, best_epoch=progress.best_epoch,
             seconds=progress.seconds, interrupted=interrupted and not progress.finished,
         )  # fmt: skip
 
     def _step(self, micro: list[list[int]], share: float) -> float:
-        """One optimiser step over its micro-batches, of which this process takes every world-size-th."""
+        """One optimiser step over its micro-batches; this process takes every world_size-th of them."""
         config, progress, fabric = self.config, self.progress, self.fabric
         rate = learning_rate(config, progress.step, share)
         for group in self.optimiser.param_groups:
@@ -300,7 +291,7 @@ class _Loop:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Means over the validation split; its draws are the same each time."""
+        """Means over the validation split, with the same random numbers each time."""
         self.module.eval()
         sums: dict[str, float] = {}
         batches = self.valid_batches
@@ -349,7 +340,7 @@ class _Loop:
 
 
 def _fabric(config: LoopConfig) -> Fabric:
-    """One process, or those that torchrun started, on the device there is."""
+    """One process, or those that torchrun started, on the available device."""
     try:
         from lightning_fabric import Fabric
     except ModuleNotFoundError:
@@ -391,7 +382,7 @@ def _torch_seed(*seed: int) -> int:
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM ask the loop to save and stop after its step; a second Ctrl-C stops at once."""
+    """Ctrl-C and SIGTERM make the loop save and stop after its step; a second Ctrl-C stops at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped

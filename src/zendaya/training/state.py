@@ -1,4 +1,4 @@
-"""The whole state of a run between two optimiser steps, in one file that is replaced in one rename."""
+"""The state of a run between two optimiser steps, in one file that is replaced atomically."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from zendaya.atomic import write_atomically
 from zendaya.errors import CheckpointError, ConfigError
+from zendaya.files import write_atomically
+from zendaya.nn.checkpoint import RECIPE
 
-STATE, RECIPE, HISTORY = "state.safetensors", "recipe.json", "history.jsonl"
+STATE, HISTORY = "state.safetensors", "history.jsonl"
 FORMAT = 1
 
 
 @dataclass
-class Progress:
-    """Where a run stands. Random numbers are drawn from (seed, step) alone, so that none have to be saved."""
+class LoopState:
+    """The position of a run. Random numbers depend on (seed, step) alone, so no generator state is saved."""
 
     epoch: int = 0
-    """Epochs that are over."""
+    """Finished epochs."""
     batch: int = 0
-    """Optimiser steps of the running epoch that are over."""
+    """Finished optimiser steps of the current epoch."""
     step: int = 0
-    """Optimiser steps that are over."""
+    """Finished optimiser steps."""
     best: float | None = None
     best_epoch: int = 0
     bad_epochs: int = 0
-    """Validations since the best."""
+    """Validations since the best one."""
     finished: bool = False
     history_bytes: int = 0
-    """Length of history.jsonl as of this state; what was written after it is written again."""
+    """Length of history.jsonl at this state; later lines are written again."""
     sums: dict[str, float] = field(default_factory=dict)
-    """Of the running epoch, for its line of history."""
+    """Sums of the current epoch, for its line of history."""
     seconds: float = 0.0
-    """Spent so far, over all runs."""
+    """Time spent so far, over all restarts."""
 
 
-def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
-    """Trained parameters, the optimiser's state of each, and where the run stands."""
+def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progress: LoopState) -> None:
+    """Write trained parameters, their optimiser state and the position of the run."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in _trained(module):
         tensors[f"weight/{name}"] = parameter.detach().cpu().contiguous()
@@ -58,8 +59,8 @@ def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progre
         raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}; the state before it is intact") from None
 
 
-def load(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer) -> Progress:
-    """Put a saved state back: the run goes on as if it had never stopped."""
+def load(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer) -> LoopState:
+    """Restore a saved state: the run continues as if it had never stopped."""
     try:
         data = path.read_bytes()
         tensors = safetensors.torch.load(data)
@@ -83,7 +84,7 @@ def load(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer) -> Pro
             else:
                 key, _, name = rest.partition("/")
                 optimiser.state[trained[name]][key] = tensor.to(trained[name].device).clone()
-    return Progress(**json.loads(metadata["progress"]))
+    return LoopState(**json.loads(metadata["progress"]))
 
 
 def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -99,7 +100,7 @@ def _digest(tensors: dict[str, Tensor], progress: str) -> str:
 
 
 def begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
-    """A folder of its own for a new run; for one that goes on, the folder of the same run."""
+    """Make the folder of a new run; with `resume`, check that it holds the same run."""
     path = folder / RECIPE
     signature = json.loads(json.dumps(signature))
     if resume and path.exists():

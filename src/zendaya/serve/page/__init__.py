@@ -1,4 +1,4 @@
-"""The page that a server shows at `/`: its files, the sample it plays, and what was measured of the model it is shown for."""
+"""The page at `/`: its files, the sample, and the measured curve of the shipped model."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import importlib.util
 import json
 from pathlib import Path
 
-from zendaya.serve.served import Served
+from zendaya.serve.intake import Served
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json", ".wav": "audio/wav"}
-"""What is shown, and as what."""
+"""Media types of the page's files; no other file is served."""
 SAMPLE, MEASURED = "sample.wav", "measured.json"
 
 
 def read_page(served: Served) -> dict[str, tuple[bytes, str]]:
-    """The files of the page and their types, by name, read once: what a client asks for is looked up here, never on the disk."""
+    """The page's files and media types by name, read once: requests are looked up here, never on the disk."""
     folder = importlib.resources.files(__name__)
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     if not _is_of(json.loads(files[MEASURED])["adapter"], served):
-        del files[MEASURED]  # another model's figures would only mislead
+        del files[MEASURED]  # measured for another model
     sample = find_sample()
     if sample is not None:
         files[SAMPLE] = sample.read_bytes()
@@ -27,7 +27,7 @@ def read_page(served: Served) -> dict[str, tuple[bytes, str]]:
 
 
 def find_sample() -> Path | None:
-    """The recording that the demo plays, ten seconds of speech, or None where it is not installed."""
+    """The demo's recording, ten seconds of speech; None if it is not installed."""
     spec = importlib.util.find_spec("moonshine_voice")
     for folder in (spec.submodule_search_locations if spec is not None else None) or ():
         path = Path(folder) / "assets" / "beckett.wav"
@@ -37,5 +37,5 @@ def find_sample() -> Path | None:
 
 
 def _is_of(digest: str, served: Served) -> bool:
-    """Whether an adapter is the one served: its encoder's name carries the beginning of the digest."""
+    """Whether the served model is the adapter of this digest, which its encoder's name carries."""
     return served.encoder is not None and f"@{digest[:8]}" in served.encoder.traits.name

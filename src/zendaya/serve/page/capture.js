@@ -1,4 +1,4 @@
-// In the audio thread: hands over what it hears, one channel, in order; `first` is the place of the first sample.
+// In the audio thread: posts mono samples in order; `first` is the index of the first one.
 
 const BATCH = 1024;
 
@@ -22,7 +22,7 @@ class Capture extends AudioWorkletProcessor {
   process([channels]) {
     if (this.over) return false;
     if (!this.on) return true;
-    const length = channels[0]?.length ?? 128; // nothing is connected, or it is silent
+    const length = channels[0]?.length ?? 128; // not connected, or silent
     for (let i = 0; i < length; i += 1) {
       let sum = 0;
       for (const channel of channels) sum += channel[i];

@@ -1,4 +1,4 @@
-// A session on /v1/stream: messages and events with numbers; cut off, it connects again and goes on where it was.
+// A session on /v1/stream: messages and events are numbered, so that it resumes after a lost connection.
 
 const HEAD = 8;
 const ACK_EVERY = 32;
@@ -6,14 +6,14 @@ const ACK_MS = 1000;
 const FIRST_WAIT_MS = 100;
 const LONGEST_WAIT_MS = 3000;
 const FULL_WAIT_MS = 5000;
-// A browser does not say when the other end has gone without a word: it is asked, and not waited for longer than this.
+// Browsers do not report a peer that vanished: the server is pinged, and given up after this silence.
 const PING_MS = 4000;
 const SILENT_MS = 12000;
-// What is kept while nobody answers: half an hour of sound.
+// Bytes kept while the server is out of reach: half an hour of audio.
 const MOST_KEPT = 30 * 60 * 32000;
-const OLD_MS = 250; // sent so much later than it was heard, a message is said to be old
+const OLD_MS = 250; // a message sent so much later than it was recorded is sent with its age
 const REMEMBERED = 64;
-const REFUSALS = 3; // of a server that is there: then it does not want this page
+const REFUSALS = 3; // refusals by a running server, after which it counts as refusing WebSockets
 const UNKNOWN = 4404;
 const GONE = 4410;
 const HOPELESS = new Set([4400, 4403, 4409, 4413]);
@@ -28,14 +28,14 @@ export class Connection {
   constructor({ base, dial, on }) {
     this.base = base;
     this.on = on;
-    this.dial = dial; // as of the last message that the server has taken
+    this.dial = dial; // as of the last acknowledged message
     this.waiting = []; // not acknowledged, oldest first; their numbers follow each other
     this.number = 0;
     this.buffered = 0; // bytes of source among them
-    this.taken = 0; // bytes of source that the server has, over all sessions
-    this.offsetS = 0; // where in the source the session began
-    this.writtenS = 0; // up to where in the source the text has come
-    this.dropped = 0; // seconds of source that no text will come of
+    this.taken = 0; // acknowledged bytes of source, over all sessions
+    this.offsetS = 0; // position in the source where the session began
+    this.writtenS = 0; // position in the source that the text has reached
+    this.dropped = 0; // seconds of source without text
     this.resumes = 0;
     this.refusals = 0;
     this.ended = false;
@@ -66,7 +66,7 @@ export class Connection {
   }
 
   turn(dial) {
-    // Of turns that have not gone out yet only the last counts.
+    // Of changes that were not sent yet, only the last counts.
     const last = this.waiting.at(-1);
     if (last?.message?.type === "turn" && last.number > this.sent) last.message = { type: "turn", ...dial };
     else this._post({ message: { type: "turn", ...dial }, size: 0 });
@@ -79,7 +79,7 @@ export class Connection {
     }
   }
 
-  // Let the session go, wherever it is.
+  // End the session, finished or not.
   close() {
     this._finish("closed");
   }
@@ -90,8 +90,8 @@ export class Connection {
     this.opened = null;
     this.received = 0;
     this.acknowledged = 0;
-    this.forgotten = []; // sizes of the last that were acknowledged: a refusal may come after
-    this.sent = 0; // the last message that has gone out on this connection
+    this.forgotten = []; // sizes of the last acknowledged messages: one may be refused later
+    this.sent = 0; // number of the last message sent on this connection
   }
 
   _say(state, detail = "") {
@@ -113,7 +113,7 @@ export class Connection {
   _drop() {
     const socket = this.socket;
     this.socket = null;
-    this.ready = false; // until the server has said what it has: then all it has not is sent, in order
+    this.ready = false; // until the server has said which messages it has
     if (socket) socket.onopen = socket.onmessage = socket.onclose = null;
     return socket;
   }
@@ -125,7 +125,7 @@ export class Connection {
     let greeted = false;
     const socket = new WebSocket(address, ["zendaya"]);
     this.socket = socket;
-    this.heardMs = performance.now();
+    this.receivedMs = performance.now();
     socket.binaryType = "arraybuffer";
     socket.onopen = () => {
       greeted = true;
@@ -136,7 +136,7 @@ export class Connection {
       );
     };
     socket.onmessage = ({ data }) => {
-      this.heardMs = performance.now();
+      this.receivedMs = performance.now();
       this._take(JSON.parse(data));
     };
     socket.onclose = ({ code, reason }) => this._lost(code, reason, greeted);
@@ -166,18 +166,18 @@ export class Connection {
       this.problem = message.message;
     } else if (message.seq === this.received + 1) {
       this.received += 1;
-      // A word may have read far ahead of where it was spoken: of what lies between, the next ones are to come.
+      // A word may have read far beyond where it was spoken: the text of what lies between is still to come.
       if (message.type === "text") this.writtenS = this.offsetS + (message.last ? message.read_s : message.spoken_s);
       const last = message.type === "finished" || message.type === "failed";
       if (last || this.received - this.acknowledged >= ACK_EVERY) this._acknowledge();
       if (message.type === "refused") this.dropped += this._sizeOf(message.of) / BYTES_PER_S;
-      if (last) this._said(message);
+      if (last) this._last(message);
       else this.on.event(message, this.offsetS);
     }
   }
 
-  // The last event of a session. Where the server ends it and we have more to say, another one goes on.
-  _said(message) {
+  // Handles the last event of a session; if the server has ended it too early, a new session goes on.
+  _last(message) {
     if (message.type === "failed") this._finish("failed", message.message);
     else if (this.ended && message.reason === "end") {
       this.on.event(message, this.offsetS);
@@ -192,7 +192,7 @@ export class Connection {
     this._begin();
     this.number = 0;
     for (const each of this.waiting) this._give(each);
-    // A source that has ended, and of which the server had all, needs no other session.
+    // If the source has ended and the server had all of it, no other session is needed.
     if (this.ended && !this.buffered) this._finish("finished");
     else this._later("lost");
     this.on.restarted(droppedS);
@@ -207,25 +207,25 @@ export class Connection {
     this._drop();
     if (this.over) return;
     if (code === UNKNOWN || code === GONE) {
-      // What the server had heard and not yet written is lost with the session.
+      // Source that the server had, without its text, is lost with the session.
       this._restart(Math.max(0, this.taken / BYTES_PER_S - Math.max(this.writtenS, this.offsetS)));
     } else if (HOPELESS.has(code)) this._finish("failed", this.problem || reason);
     else if (greeted) this._later("lost");
     else this._ask();
   }
 
-  // A connection that was refused does not say why: an ordinary request does.
+  // A refused WebSocket has no reason; an ordinary request has.
   async _ask() {
     let status = 0;
     try {
       status = (await fetch(new URL("readyz", this.base), { cache: "no-store", signal: AbortSignal.timeout(SILENT_MS) })).status;
     } catch {
-      // nobody answers
+      // no answer
     }
     if (this.over || this.socket) return; // connected meanwhile
     if (status === 401) this._say("key");
     else if (status === 503) this._later("full", FULL_WAIT_MS);
-    else if (status === 403) this._finish("failed", "the server takes no connections from this address");
+    else if (status === 403) this._finish("failed", "connections from this address are not allowed");
     else {
       this.refusals = status === 200 ? this.refusals + 1 : 0;
       this._later(this.refusals < REFUSALS ? "lost" : "refused");
@@ -239,7 +239,7 @@ export class Connection {
     this._again = setTimeout(() => this._connect(), waitMs * (0.75 + 0.5 * Math.random()));
   }
 
-  // Connect now, if that is what is waited for.
+  // Connect now instead of waiting.
   retry() {
     clearTimeout(this._again);
     this._connect();
@@ -247,7 +247,7 @@ export class Connection {
 
   _tick() {
     if (!this.socket) return;
-    const silentMs = performance.now() - this.heardMs;
+    const silentMs = performance.now() - this.receivedMs;
     if (silentMs > SILENT_MS) {
       this._drop()?.close();
       this._later("lost");
@@ -276,7 +276,7 @@ export class Connection {
     return (this.waiting.find((each) => each.number === number) ?? this.forgotten.find((each) => each.number === number))?.size ?? 0;
   }
 
-  // All that waits, from the first that was not acknowledged; no more than the server lets wait.
+  // Sends waiting messages, no more than the server lets wait.
   _pump() {
     if (!this.ready || this.socket?.readyState !== 1 || !this.waiting.length) return;
     const most = this.opened.max_unread - this.opened.max_message;

@@ -1,7 +1,7 @@
-// The dial: a slider, and behind it what was measured of the model along it.
+// The dial: a slider in front of the model's measured curve.
 
 const SVG = "http://www.w3.org/2000/svg";
-const THUMB = 10; // half of the slider's thumb: where the track begins and ends
+const THUMB = 10; // half of the slider's thumb, by which the track is inset
 const TOP_LAG_S = 6;
 const TOP_WER = 20;
 export const MOST_GAMMA = 1.5;
@@ -54,7 +54,7 @@ export class Dial {
     this._show();
   }
 
-  // What is asked of the server.
+  // The request to the server.
   get wish() {
     if (this.kind === "gamma") return { gamma: this.gamma };
     return { policy: `wait-k=${Math.round(this.kS * this.tokensPerS)},stride=${this.measured.stride}` };
@@ -64,7 +64,7 @@ export class Dial {
     return this.kind === "gamma" ? `γ = ${this.gamma.toFixed(2)}` : `wait-k, k = ${this.kS.toFixed(1)} s`;
   }
 
-  // Share of the window that is read on average, in the limit; null where it is no closed form.
+  // Limit of the mean share of the window that is read; null if it has no closed form.
   get limit() {
     return this.kind === "gamma" ? 1 / (1 + this.gamma) : null;
   }
@@ -76,7 +76,7 @@ export class Dial {
     this._show();
   }
 
-  // The lag as it is now, beside what was measured.
+  // The current lag, beside the measured one.
   setLive(lagS) {
     this.liveS = lagS;
     this._mark();
@@ -87,7 +87,7 @@ export class Dial {
     Object.assign(this.knob, gamma ? { min: 0, max: MOST_GAMMA, step: 0.05 } : { min: K_S.low, max: K_S.high, step: K_S.step });
     this.knob.value = gamma ? this.gamma : this.kS;
     this.label.textContent = this.name;
-    [this.ends[0].textContent, this.ends[1].textContent] = gamma ? ["0, reads all first", "starved, 1.5"] : ["0.5 s", "8 s"];
+    [this.ends[0].textContent, this.ends[1].textContent] = gamma ? ["0: reads all first", "1.5: reads least"] : ["0.5 s", "8 s"];
     this._plot();
     this._show();
   }
@@ -107,11 +107,11 @@ export class Dial {
     if (points) {
       const [lagS, wer] = ["lag_s", "wer"].map((field) => between(points, this.gamma, field));
       const [lag, wrong] = [lagS.toFixed(1), wer.toFixed(1)];
-      const where = points.some((point) => point.gamma === this.gamma) ? "" : " around here";
-      this.promise.textContent = `Measured${where}: a word comes ${lag}\u00a0s after it was said, ${wrong}\u00a0% are wrong.`;
+      const where = points.some((point) => point.gamma === this.gamma) ? "" : " nearby";
+      this.promise.textContent = `Measured${where}: words come ${lag}\u00a0s after they were spoken, ${wrong}\u00a0% are wrong.`;
       this.knob.setAttribute("aria-valuetext", `${this.gamma.toFixed(2)}: ${lag} seconds of lag, ${wrong} percent of words wrong`);
     } else {
-      this.promise.textContent = this.kind === "gamma" ? "" : "Always the same distance behind the source: the fixed-offset rival.";
+      this.promise.textContent = this.kind === "gamma" ? "" : "wait-k: always the same distance behind the source.";
       this.knob.setAttribute("aria-valuetext", this.words);
     }
     this._mark();
@@ -151,7 +151,7 @@ export class Dial {
       live: draw(this.plot, "circle", { class: "live-dot", r: 5 }),
     };
     const each = points.map((point) => `at ${point.gamma}: ${point.lag_s} s, ${point.wer} %`).join("; ");
-    this.plot.setAttribute("aria-label", `Measured along the dial, lag and words wrong: ${each}. ${this.measured.data}`);
+    this.plot.setAttribute("aria-label", `Measured along the dial, lag and word errors: ${each}. ${this.measured.data}`);
     this._mark();
   }
 

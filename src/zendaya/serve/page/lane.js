@@ -1,11 +1,11 @@
-// One stream on the page: its captions, its dial, its meters, its session.
+// One stream on the page: captions, dial, meters and session.
 
 import { Connection } from "./connection.js";
 import { Dial } from "./dial.js";
 import { Transcript } from "./transcript.js";
 
-const NEAR_PX = 32; // so near to the end the captions count as being there
-const LONG = 280; // characters of a paragraph that ends with its sentence
+const NEAR_PX = 32; // distance at which captions count as scrolled to the end
+const LONG = 280; // characters after which a paragraph ends with its sentence
 const TURN_MS = 60;
 const GAUGE_LAG_S = 10;
 const SENTENCE = /[.!?…]["'”’)\]]*$/u;
@@ -28,7 +28,7 @@ export class Lane {
     this.saves = [...root.querySelectorAll("[data-form]")];
     for (const button of this.saves) button.onclick = () => this.on.save(this, button.dataset.form);
     this.dial = new Dial(root, { id: `dial-${id}`, name, gamma, onturn: (wish) => this._turn(wish) });
-    if (id === "a") this.dial.select.remove(); // the first stream is always on the dial
+    if (id === "a") this.dial.select.remove(); // the first stream always uses the dial
     this.setName(name);
     this.clear();
     this.latest.onclick = () => {
@@ -89,10 +89,10 @@ export class Lane {
     return Boolean(this.connection) && !this.connection.over;
   }
 
-  // Begin a session; the source is at this second.
+  // Begins a session at this second of the source.
   begin(base, beganS) {
     this.clear();
-    clearTimeout(this._turning); // the session begins with what the dial says now
+    clearTimeout(this._turning); // the session begins with the dial's value of now
     this.beganS = beganS;
     this.hint.textContent = "Listening…";
     const connection = new Connection({
@@ -127,7 +127,7 @@ export class Lane {
     this.on.changed(this);
   }
 
-  // Text goes in as text, at the end, and is never touched again.
+  // Text is appended as text, never as HTML, and never changed.
   _write(text, { word, begins }) {
     this.hint.hidden = true;
     if (begins) {
@@ -186,7 +186,7 @@ export class Lane {
     dial.setLive(lag ? lag.policyS + lag.computeS : undefined);
   }
 
-  // One tab stop; arrow keys go from word to word.
+  // One tab stop; the arrow keys move from word to word.
   _key(event) {
     if (!this.spans.length) return;
     const step = { ArrowLeft: -1, ArrowUp: -8, ArrowRight: 1, ArrowDown: 8 }[event.key];

@@ -1,4 +1,4 @@
-// The page: a source, one stream or two of the same source, and what came of them.
+// The page: a source, one or two streams of it, and their captions.
 
 import { Lane } from "./lane.js";
 import { Media, Microphone, Sample } from "./sources.js";
@@ -10,7 +10,7 @@ const TABLE_MS = 1000;
 const KEPT_SENTENCES = 12;
 const get = (id) => document.getElementById(id);
 
-const state = { source: null, running: false, heardS: 0, wanted: null };
+const state = { source: null, running: false, sourceS: 0, wanted: null };
 const timeline = new Timeline(get("time"), { onpoint: point });
 const lanes = { a: makeLane("a", "Dial γ", 0.5), b: null };
 
@@ -30,14 +30,14 @@ const active = () => [lanes.a, lanes.b].filter((lane) => lane && !lane.root.hidd
 async function begin(source) {
   if (state.running) return;
   state.running = true;
-  if (!(await mayCome())) {
+  if (!(await isAllowed())) {
     state.running = false;
     state.wanted = source;
-    wantKey();
+    askForKey();
     return;
   }
   state.source = source;
-  state.heardS = 0;
+  state.sourceS = 0;
   timeline.clear();
   timeline.lanes = active();
   timeline.live = true;
@@ -52,23 +52,23 @@ async function begin(source) {
     get("video").hidden = !source.hasPicture;
     get("playing").textContent = source.name;
   } catch (error) {
-    if (source.stopped) return; // before it had begun: what it was waiting for is not to be had any more
+    if (source.stopped) return; // stopped before it began
     for (const lane of active()) lane.connection.close();
     await finish();
-    say(refusal(error), "failed");
+    say(sourceError(error), "failed");
   }
 }
 
-function refusal(error) {
-  if (!isSecureContext) return "A browser lets pages listen only over https, or at this machine's own address (127.0.0.1)";
-  if (error.name === "NotAllowedError") return "The microphone was not allowed: allow it for this page, or choose a file";
-  if (error.name === "NotFoundError") return "No microphone was found: connect one, or choose a file";
+function sourceError(error) {
+  if (!isSecureContext) return "Browsers allow the microphone only over https, or at 127.0.0.1";
+  if (error.name === "NotAllowedError") return "The microphone is blocked: allow it for this page, or choose a file";
+  if (error.name === "NotFoundError") return "No microphone found: connect one, or choose a file";
   return error.message;
 }
 
-function heard(samples) {
-  state.heardS += samples.length / 16000;
-  timeline.hear(samples);
+function onChunk(samples) {
+  state.sourceS += samples.length / 16000;
+  timeline.add(samples);
   for (const lane of active()) {
     lane.sourceDropped = state.source.dropped;
     if (lane.busy) lane.connection.source(samples);
@@ -86,7 +86,7 @@ async function finish() {
   settle();
 }
 
-// All sessions have written out what they heard.
+// Ends the run once all sessions have written all text.
 function settle() {
   if (state.source || active().some((lane) => lane.busy)) return;
   state.running = false;
@@ -95,7 +95,7 @@ function settle() {
   show();
 }
 
-const on = { chunk: heard, ended: () => finish() };
+const on = { chunk: onChunk, ended: () => finish() };
 get("mic").onclick = () => begin(new Microphone(on));
 get("open").onclick = () => get("file").click();
 get("file").onchange = () => {
@@ -107,7 +107,7 @@ get("sample").onclick = () => begin(new Sample(new URL("page/sample.wav", BASE),
 get("stop").onclick = () => finish();
 get("sound").onchange = () => state.source?.mute(!get("sound").checked);
 
-// An element that an audio graph has taken cannot be given to another.
+// A media element belongs to one audio graph for good: the next source needs a new one.
 function freshVideo() {
   const old = get("video");
   const fresh = old.cloneNode(false);
@@ -134,35 +134,35 @@ get("compare").onchange = () => {
   }
   lanes.b.root.hidden = !two;
   lanes.a.setName(two ? "First dial γ" : "Dial γ");
-  if (two && state.running && state.source) lanes.b.begin(BASE, state.heardS);
+  if (two && state.running && state.source) lanes.b.begin(BASE, state.sourceS);
   if (!two) lanes.b.connection?.close();
   timeline.lanes = active();
   timeline.redraw();
 };
 
-// The link.
+// The connection.
 
-const SAID = {
-  connecting: "Connecting", open: "Connected", lost: "Connection lost, trying again", full: "The server is full, trying again",
-  refused: "The server takes no live connections: does a proxy before it pass WebSockets on?",
-  key: "The server wants a key", finished: "Finished", closed: "Stopped",
+const STATUS = {
+  connecting: "Connecting", open: "Connected", lost: "Connection lost, reconnecting", full: "The server is full, retrying",
+  refused: "The server refuses WebSockets: does a proxy in front of it forward them?",
+  key: "The server needs a key", finished: "Finished", closed: "Stopped",
 };
 
 function linked(lane, what, detail) {
-  // Of two streams the one that is worse off.
+  // Of two streams, the state of the worse one.
   const states = active().map((each) => each.connection?.state);
   const worst = ["failed", "key", "refused", "full", "lost", "connecting", "open"].find((each) => states.includes(each)) ?? what;
-  say(worst === "failed" ? `The server refused: ${detail}` : SAID[worst], worst);
-  if (worst === "key") wantKey();
+  say(worst === "failed" ? `Refused by the server: ${detail}` : STATUS[worst], worst);
+  if (worst === "key") askForKey();
   if (what === "failed" && state.source) finish();
   if (lane.connection?.over) settle();
   buffered();
 }
 
 function restarted(lane, droppedS) {
-  const lost = `The server had forgotten the session: ${droppedS.toFixed(1)} s were lost`;
-  if (!lane.connection.over) say(droppedS ? `${lost}, a new one goes on` : "A new session goes on", "lost");
-  else if (droppedS) say(`${SAID.finished}. ${lost}`, "finished");
+  const lost = `The server has lost the session: ${droppedS.toFixed(1)} s are lost`;
+  if (!lane.connection.over) say(droppedS ? `${lost}, continuing in a new one` : "Continuing in a new session", "lost");
+  else if (droppedS) say(`${STATUS.finished}. ${lost}`, "finished");
   lane.measure();
 }
 
@@ -177,14 +177,14 @@ function buffered() {
 }
 setInterval(buffered, 250);
 
-// The server knows a browser by a cookie, which it gives for the key. Nobody who answers may still come.
-async function mayCome(headers = {}) {
+// Whether the server accepts us: it knows a browser by a cookie, given for the key. Without an answer, connecting is still worth a try.
+async function isAllowed(headers = {}) {
   const answer = await fetch(new URL("readyz", BASE), { cache: "no-store", headers }).catch(() => null);
   return answer?.status !== 401;
 }
 
-function wantKey() {
-  say(SAID.key, "key");
+function askForKey() {
+  say(STATUS.key, "key");
   get("key-form").hidden = false;
   get("key").focus();
 }
@@ -193,8 +193,8 @@ get("key-form").onsubmit = async (event) => {
   event.preventDefault();
   const key = get("key").value.trim();
   get("key").value = "";
-  if (!(await mayCome({ Authorization: `Basic ${btoa(`page:${key}`)}` }))) {
-    say("That is not the server's key", "failed");
+  if (!(await isAllowed({ Authorization: `Basic ${btoa(`page:${key}`)}` }))) {
+    say("Wrong key", "failed");
     return;
   }
   get("key-form").hidden = true;
@@ -204,9 +204,9 @@ get("key-form").onsubmit = async (event) => {
   if (source) begin(source);
 };
 
-// What came of it.
+// Captions and figures.
 
-const HOW = "Point at a word, or move to one with the arrow keys, to see what it had been allowed to read.";
+const HOW = "Point at a word, or move to one with the arrow keys, to see what it was allowed to read.";
 let tableMs = 0;
 function changed() {
   timeline.redraw();
@@ -223,22 +223,22 @@ function point(lane, word) {
     return;
   }
   const { event } = word;
-  const { window: width } = lane.transcript;
+  const { windowTokens: width } = lane.transcript;
   const lagS = event.policyLagS + event.computeLagS;
   const schedule = word.schedule.replace("gamma=", "γ = ");
   const name = document.createElement("strong");
   name.textContent = `“${word.text.trim()}”`;
-  const late = event.effectiveHorizon < event.horizon ? `, of which ${event.effectiveHorizon} had come` : "";
+  const late = event.effectiveHorizon < event.horizon ? `, ${event.effectiveHorizon} of them arrived` : "";
   detail.replaceChildren(
     name,
-    ` had been allowed to read up to ${event.readS.toFixed(2)} s of the source: horizon ${event.horizon} of ${width}${late}, ` +
-      `step ${event.step + event.pauses} of about ${event.predictedSteps} in window ${event.window + 1}, ${schedule}. ` +
-      `That had arrived at ${event.arrivalS.toFixed(2)} s and it was written at ${event.emissionS.toFixed(2)} s, ` +
-      `${lagS.toFixed(1)} s after it was said (policy ${event.policyLagS.toFixed(2)}, compute ${event.computeLagS.toFixed(2)}).`,
+    ` was allowed to read up to ${event.readS.toFixed(2)} s of the source: horizon ${event.horizon} of ${width}${late}, ` +
+      `step ${event.step + event.skippedSteps} of about ${event.predictedSteps} in window ${event.windowIndex + 1}, ${schedule}. ` +
+      `That source arrived at ${event.arrivalS.toFixed(2)} s, and the word was written at ${event.emissionS.toFixed(2)} s, ` +
+      `${lagS.toFixed(1)} s after it was spoken (policy ${event.policyLagS.toFixed(2)}, compute ${event.computeLagS.toFixed(2)}).`,
   );
 }
 
-// For who listens instead of looking: whole sentences of the first stream, and a table.
+// For screen readers: whole sentences of the first stream, and a table.
 function sentence(lane, text) {
   if (lane !== lanes.a) return;
   const line = document.createElement("p");
@@ -262,10 +262,10 @@ function describe() {
   get("rows").replaceChildren(...rows);
   const words = lanes.a.transcript.words.length;
   const lag = lanes.a.transcript.lag;
-  const mean = lag ? `, the last ${lag.words} of them ${(lag.policyS + lag.computeS).toFixed(1)} s after they were said` : "";
+  const mean = lag ? `, the last ${lag.words} of them ${(lag.policyS + lag.computeS).toFixed(1)} s after they were spoken` : "";
   get("time").setAttribute(
     "aria-label",
-    `The source, the horizon and the words on one time axis: ${state.heardS.toFixed(0)} s of source, ${words} words written${mean}. ` +
+    `The source, the horizon and the words on one time axis: ${state.sourceS.toFixed(0)} s of source, ${words} words written${mean}. ` +
       "The table below has the figures.",
   );
 }
@@ -304,7 +304,7 @@ get("theme").onclick = () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", coloured);
 coloured();
 
-// What is served.
+// The model.
 
 async function greet() {
   const answer = await fetch(new URL("v1/models", BASE)).catch(() => null);
@@ -312,7 +312,7 @@ async function greet() {
   const [model] = (await answer.json()).data;
   get("model").textContent = model.id;
   if (!model.sources.includes("audio")) {
-    say("This model takes no sound: use a client for its features or pictures", "failed");
+    say("This model takes no audio: use a client for its features or pictures", "failed");
     for (const id of ["mic", "open", "sample"]) get(id).disabled = true;
   }
   const measured = await fetch(new URL("page/measured.json", BASE)).catch(() => null);

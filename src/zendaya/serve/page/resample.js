@@ -1,8 +1,8 @@
-// Samples of one rate to another as they come: a windowed sinc. A sample out reads 1 ms beyond itself, and no more.
+// Streaming resampler: a Kaiser-windowed sinc with a look-ahead of 1 ms.
 
-const ZEROS = 16; // zero crossings of the sinc on either side, at the lower rate: 1 ms at 16 kHz
-const BETA = 8; // Kaiser's: 80 dB
-const CUTOFF = 0.92; // of half the lower rate
+const ZEROS = 16; // zero crossings of the sinc per side, at the lower rate: 1 ms at 16 kHz
+const BETA = 8; // of the Kaiser window: 80 dB of stopband attenuation
+const CUTOFF = 0.92; // share of half the lower rate
 const MOST_PHASES = 512;
 
 function bessel(x) {
@@ -27,13 +27,13 @@ export class Resampler {
     this.held = new Float32Array(0);
     const scale = Math.min(1, to / from);
     this.half = Math.ceil(ZEROS / scale);
-    this.first = -this.half; // the place of the first held sample: before the source there is silence
+    this.first = -this.half; // index of the first held sample; silence before the source
     this.held = new Float32Array(this.half);
     this.phases = Math.min(MOST_PHASES, to / gcd(from, to));
     this.taps = Array.from({ length: this.phases }, (_, phase) => this._taps(phase / this.phases, scale));
   }
 
-  // Take the next samples; those that they complete.
+  // The output samples that the next input samples complete.
   read(samples) {
     if (this.from === this.to) return samples;
     const held = new Float32Array(this.held.length + samples.length);
@@ -58,7 +58,7 @@ export class Resampler {
     return Float32Array.from(out);
   }
 
-  // The samples that waited for more.
+  // The last output samples.
   finish() {
     return this.from === this.to ? new Float32Array(0) : this.read(new Float32Array(this.half));
   }

@@ -1,12 +1,12 @@
-// What is listened to: a microphone, a file that is played, or the sample. Each gives s16le at 16 kHz as it comes.
+// Sources: a microphone, a file that is played, or the sample. Each gives s16le samples at 16 kHz as they arrive.
 
 import { Resampler, toPcm } from "./resample.js";
 
 export const RATE = 16000;
-const CHUNK = 1280; // samples of a message: 80 ms
-const DRAIN_MS = 1000; // an audio thread that does not answer is not waited for
+const CHUNK = 1280; // samples per message: 80 ms
+const DRAIN_MS = 1000; // longest wait for the audio thread
 
-// Collects samples of 16 kHz into messages.
+// Collects samples at 16 kHz into messages.
 class Chunks {
   constructor(give) {
     this.give = give;
@@ -28,7 +28,7 @@ class Chunks {
   }
 }
 
-// Whatever an audio graph plays.
+// The sound of an audio graph.
 class Listener {
   constructor(on) {
     this.on = on;
@@ -40,7 +40,7 @@ class Listener {
     this.context = context;
     await context.audioWorklet.addModule(new URL("capture.js", import.meta.url));
     this.capture = new AudioWorkletNode(context, "zendaya-capture", { numberOfInputs: 1, numberOfOutputs: 1 });
-    const silent = new GainNode(context, { gain: 0 }); // a node that leads nowhere is not run
+    const silent = new GainNode(context, { gain: 0 }); // an unconnected node would not run
     node.connect(this.capture).connect(silent).connect(context.destination);
     const resampler = new Resampler(context.sampleRate, RATE);
     const chunks = new Chunks(this.on.chunk);
@@ -61,7 +61,7 @@ class Listener {
     await context.resume();
   }
 
-  // No more is taken; resolves when all that was heard has been given.
+  // Stops recording; resolves once all samples were delivered.
   stop() {
     this.stopped ??= this._stop();
     return this.stopped;
@@ -83,7 +83,7 @@ export class Microphone extends Listener {
   async start() {
     const wish = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: true };
     this.stream = await navigator.mediaDevices.getUserMedia({ audio: wish });
-    if (this.stopped) return this._release(); // while the browser asked
+    if (this.stopped) return this._release(); // stopped while the browser asked the user
     this.stream.getAudioTracks()[0].onended = () => this.on.ended();
     const context = new AudioContext({ latencyHint: "interactive" });
     await this._listen(context, context.createMediaStreamSource(this.stream));
@@ -97,7 +97,7 @@ export class Microphone extends Listener {
   }
 }
 
-// A recording or video, played by the browser: what is heard is what is sent.
+// A recording or video that the browser plays: its sound is what is sent.
 export class Media extends Listener {
   constructor(file, element, on) {
     super(on);
@@ -112,7 +112,7 @@ export class Media extends Listener {
     element.src = this.url;
     await new Promise((resolve, reject) => {
       element.onloadedmetadata = resolve;
-      element.onerror = () => reject(new Error(`${this.file.name}: this browser cannot play it: choose another recording or video`));
+      element.onerror = () => reject(new Error(`${this.file.name}: this browser cannot play it: choose another file`));
     });
     if (this.stopped) return;
     this.hasPicture = element.videoWidth > 0;
@@ -141,7 +141,7 @@ export class Media extends Listener {
   }
 }
 
-// The sample that the server has: its samples as they are, at their own speed.
+// The server's sample, at its own speed.
 export class Sample {
   name = "Sample";
   dropped = 0;
@@ -155,7 +155,7 @@ export class Sample {
   async start() {
     const answer = await fetch(this.url);
     if (!answer.ok) throw new Error("The server has no sample: install the extra demo, or choose a file");
-    // Decoded at its own rate there is nothing to resample.
+    // Decoded at its own rate: no resampling.
     const buffer = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await answer.arrayBuffer());
     if (this.stopped) return;
     const samples = buffer.getChannelData(0);

@@ -1,4 +1,4 @@
-// Before anything is drawn: the colours that were chosen here last, else those of the system.
+// Before the first paint: the colours chosen last, or the system's.
 try {
   const chosen = localStorage.getItem("zendaya-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
@@ -6,7 +6,7 @@ try {
   // no storage: the system's colours
 }
 
-// Modules come with the page's origin, and a server that does not know it refuses them: without them the page could not say so.
+// Browsers request modules with the page's origin; a server that does not allow it refuses them. This script can still say so.
 addEventListener(
   "error",
   ({ target }) => {

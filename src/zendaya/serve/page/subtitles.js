@@ -1,4 +1,4 @@
-// Subtitles from words, as zendaya.subtitles makes them: two lines of 42 characters at most, never overlapping, in order.
+// Subtitles as zendaya.runtime.subtitles makes them: at most two lines of 42 characters, in order, without overlap.
 
 const WIDTH = 42;
 const MIN_S = 1.0;
@@ -90,7 +90,7 @@ class Cues {
     const startS = Math.max(words[0].startS, this.endS);
     const behind = startS - words[0].startS > BEHIND_S;
     const endS = Math.max(words.at(-1).endS, startS + (behind ? CATCH_UP_S : MIN_S));
-    // On a clock of milliseconds, so that no rounding makes two cues overlap.
+    // In whole milliseconds, so that no rounding makes two cues overlap.
     const startMs = Math.round(startS * 1000);
     const endMs = Math.max(startMs + 1, Math.round(endS * 1000));
     this.endS = endMs / 1000;
@@ -98,7 +98,7 @@ class Cues {
   }
 }
 
-// Cues of text events, whose `spokenS` is on the clock of the source.
+// Cues of text events by their `spokenS`.
 export function toCues(events) {
   const cues = new Cues();
   for (const event of events) {
@@ -121,7 +121,7 @@ export function toVtt(cues) {
   return `WEBVTT\n\n${cues.map(cue).join("")}`;
 }
 
-// SubRip has no escapes: an arrow in the text, which would look like a time, becomes another arrow.
+// SubRip has no escapes: an arrow in the text, which would read as a time, becomes another arrow.
 export function toSrt(cues) {
   const cue = ({ startMs, endMs, lines }, index) =>
     `${index + 1}\n${time(startMs, ",")} --> ${time(endMs, ",")}\n${lines.join("\n").replaceAll("-->", "→")}\n\n`;

@@ -1,10 +1,10 @@
-// One time axis: the source as it comes, how far each stream had read, and each word at the moment it was written.
+// One time axis: the source as it arrives, how far each stream has read, and each word when it was written.
 
 import { RATE } from "./sources.js";
 
-const BIN = RATE / 50; // samples of a bar of the source
+const BIN = RATE / 50; // samples per bar of the source
 const LEAST_S = 12;
-const PX_PER_S = 38; // below this the axis scrolls instead of growing
+const PX_PER_S = 38; // fewer pixels per second, and the axis scrolls
 const FRAME_MS = 50;
 const EDGE = 12;
 const ROW = 16;
@@ -25,15 +25,15 @@ export class Timeline {
     this.bars = [];
     this.open = { peak: 0, count: 0 };
     this.nowS = 0;
-    this.live = false; // whether more of the source is to come
+    this.live = false; // whether the source goes on
     this.lanes = [];
     this.shown = null;
     this.boxes = [];
     this.redraw();
   }
 
-  // More of the source, s16le.
-  hear(samples) {
+  // Adds s16le samples of the source.
+  add(samples) {
     for (const sample of samples) {
       this.open.peak = Math.max(this.open.peak, Math.abs(sample));
       this.open.count += 1;
@@ -51,7 +51,7 @@ export class Timeline {
     this.redraw();
   }
 
-  // A word to point out: of which lane, and the word; null for none.
+  // Points out a word of a lane; null for none.
   show(lane, word) {
     this.shown = word ? { lane, word } : null;
     this.redraw();
@@ -163,7 +163,7 @@ export class Timeline {
     pen.setLineDash([]);
   }
 
-  // What the word that is pointed out had been allowed to read.
+  // The source that the pointed-out word was allowed to read.
   _allowed(x, y, wave, stairs) {
     if (!this.shown) return;
     const { pen, colours } = this;
@@ -189,7 +189,7 @@ export class Timeline {
     const middle = (wave.top + wave.bottom) / 2;
     const half = (wave.bottom - wave.top) / 2;
     const binS = BIN / RATE;
-    // A bar for every two pixels at most.
+    // At most one bar per two pixels.
     const every = Math.max(1, Math.round((2 / (x(1) - x(0))) / binS));
     const first = Math.max(0, Math.floor(from / binS / every) * every);
     pen.strokeStyle = colours.wave;
@@ -215,14 +215,14 @@ export class Timeline {
     pen.moveTo(x(from), y(from));
     pen.lineTo(x(end), y(end));
     const lastS = Math.max(end, ...this.lanes.map((lane) => lane.transcript.events.at(-1)?.emissionS ?? 0));
-    pen.lineTo(x(Math.min(to, lastS)), y(end)); // after its end no more arrives
+    pen.lineTo(x(Math.min(to, lastS)), y(end)); // nothing arrives after the end
     pen.stroke();
   }
 
   _stairs(lane, x, y, from, to, stairs) {
     const { pen, colours } = this;
     const events = lane.transcript.events;
-    // From the step before the view on.
+    // From the last step before the view.
     let at = events.length;
     while (at > 0 && events[at - 1].emissionS >= from) at -= 1;
     let level = at > 0 ? events[at - 1].readS : from;
@@ -262,7 +262,7 @@ export class Timeline {
       pen.beginPath();
       pen.arc(moment, y(word.event.readS), 2.5, 0, 7);
       pen.fill();
-      // In the first row that is free at its moment, else in the one that soonest is.
+      // In the first free row, or the one that is free soonest.
       let row = free.findIndex((end) => end <= moment);
       if (row < 0) row = free.indexOf(Math.min(...free));
       const left = Math.max(moment, free[row]);

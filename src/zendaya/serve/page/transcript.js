@@ -1,13 +1,13 @@
-// What one session wrote: pieces of text into words, each with what it had been allowed to read and when it was written.
+// The text of one session as words, each with what it was allowed to read and when it was written.
 
 import { toCues, toSrt, toVtt } from "./subtitles.js";
 
-const RECENT = 16; // words that the lag is the mean of
+const RECENT = 16; // words over which the lag is averaged
 
 export class Transcript {
   constructor() {
     this.model = "";
-    this.window = 0;
+    this.windowTokens = 0;
     this.tokensPerS = 0;
     this.events = [];
     this.words = [];
@@ -19,12 +19,12 @@ export class Transcript {
 
   opened(message) {
     this.model = message.model;
-    this.window = message.window;
+    this.windowTokens = message.window_tokens;
     this.tokensPerS = message.tokens_per_s;
-    this.schedule ||= message.schedule; // what is said again after a cut is where the session began
+    this.schedule ||= message.schedule; // after a reconnect the server repeats the first schedule
   }
 
-  // Takes an event; the word it began or went on with, or null.
+  // Adds an event; returns the word that it began or continued, or null.
   add(message, offsetS) {
     if (message.type === "turned") {
       this.schedule = message.schedule;
@@ -35,9 +35,9 @@ export class Transcript {
     if (message.type !== "text") return null;
     const event = {
       text: message.text,
-      window: message.window,
+      windowIndex: message.window_index,
       step: message.step,
-      pauses: message.pauses,
+      skippedSteps: message.skipped_steps,
       predictedSteps: message.predicted_steps,
       horizon: message.horizon,
       effectiveHorizon: message.effective_horizon,
@@ -57,18 +57,18 @@ export class Transcript {
     this.sinceTurn.read += event.effectiveHorizon;
     if (!event.text) return null;
     let word = this.words.at(-1);
-    const begins = !word || /^\s/u.test(event.text) || before?.last || before.window !== event.window;
+    const begins = !word || /^\s/u.test(event.text) || before?.last || before.windowIndex !== event.windowIndex;
     if (begins) {
       word = { index: this.words.length, text: "", schedule: this.schedule };
       this.words.push(word);
     }
     word.text += event.text;
-    // A mark that comes later does not make its word later.
+    // A punctuation mark does not delay its word.
     if (begins || /[\p{L}\p{N}]/u.test(event.text)) word.event = event;
     return { word, begins };
   }
 
-  // Mean lag of the last words since the dial was turned; null where there are none.
+  // Mean lag of the last words since the dial was turned; null if there are none.
   get lag() {
     const words = this.words.slice(Math.max(this.sinceTurn.firstWord, this.words.length - RECENT));
     if (!words.length) return null;
@@ -76,16 +76,16 @@ export class Transcript {
     return { policyS: mean((event) => event.policyLagS), computeS: mean((event) => event.computeLagS), words: words.length };
   }
 
-  // Mean share of the window that the steps since the dial was turned had read; null where there are none.
+  // Mean share of the window read per step since the dial was turned; null if there are none.
   get exposure() {
     const { steps, read } = this.sinceTurn;
-    return steps ? read / steps / this.window : null;
+    return steps ? read / steps / this.windowTokens : null;
   }
 
   get text() {
     const lines = [];
     for (const [index, event] of this.events.entries()) {
-      if (index === 0 || this.events[index - 1].last || this.events[index - 1].window !== event.window) lines.push("");
+      if (index === 0 || this.events[index - 1].last || this.events[index - 1].windowIndex !== event.windowIndex) lines.push("");
       lines[lines.length - 1] += event.text;
     }
     return lines
@@ -109,11 +109,11 @@ export class Transcript {
       compute_lag_s: event.computeLagS,
       horizon: event.horizon,
       effective_horizon: event.effectiveHorizon,
-      window: event.window,
+      window_index: event.windowIndex,
       step: event.step,
     }));
     const turns = this.turns.map(({ schedule, arrivalS }) => ({ schedule, arrival_s: arrivalS }));
-    const whole = { model: this.model, window: this.window, tokens_per_s: this.tokensPerS, text: this.text, turns, words };
+    const whole = { model: this.model, window_tokens: this.windowTokens, tokens_per_s: this.tokensPerS, text: this.text, turns, words };
     return `${JSON.stringify(whole, null, 1)}\n`;
   }
 }

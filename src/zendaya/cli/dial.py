@@ -1,0 +1,83 @@
+"""`zendaya dial` and `zendaya presets`: what a setting of the dial reads, and the model shapes that have a name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import zendaya
+from zendaya.cli.output import print_table
+from zendaya.errors import ScheduleError
+from zendaya.schedule import PowerLaw, Rounding
+
+
+def dial(
+    gamma: Annotated[float | None, typer.Option(help="The dial: 0 offline, 1 real time, above 1 starved.")] = None,
+    source: Annotated[int, typer.Option(help="F, source tokens.")] = 100,
+    steps: Annotated[int, typer.Option(help="N, decode steps.")] = 165,
+    budget: Annotated[int | None, typer.Option(help="Solve for gamma: source tokens the first step should read.")] = None,
+    rounding: Annotated[str, typer.Option(help="ceil (the theorem's form) or floor.")] = "ceil",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the curve to FILE (.png, .svg, .pdf).")] = None,
+) -> None:
+    """Show what a setting of the dial reads: the horizon curve, exposure, buffer and lag, beside wait-k at the same lag."""
+    from zendaya.research.report import dial as report
+
+    schedule = _dial_schedule(gamma, budget, source, steps, rounding)
+    ours, rival = report.dial_beside_wait_k(schedule, source=source, steps=steps)
+    curves = {ours.schedule: ours.horizons, rival.schedule: rival.horizons}
+    if plot is not None:
+        report.plot_curves(plot, curves, source=source, title=f"F = {source}, N = {steps}")
+    if as_json:
+        record = {
+            "version": zendaya.__version__, "gamma": float(schedule.gamma), "rounding": rounding, "source": source, "steps": steps,
+            **dataclasses.asdict(ours), "wait_k": dataclasses.asdict(rival),
+        }  # fmt: skip
+        print(json.dumps(record))
+        return
+    print(f"F = {source} source tokens, N = {steps} steps, ρ = F/N = {source / steps:.3g}\n")
+    print(report.draw_curves(curves, top=source), end="\n\n")
+    rows = [["", ours.schedule, f"{rival.schedule.split(',')[0]} (nearest lag)"]]
+    for name, attribute, digits in (
+        ("first token reads (Ω₁)", "first_token", 0),
+        ("buffer B", "buffer", 0),
+        ("mean exposure, exact", "exposure", 4),
+        ("mean exposure, limit 1/(1+γ)", "exposure_limit", 4),
+        ("average lagging", "average_lagging", 2),
+        ("average proportion", "average_proportion", 4),
+        ("differentiable AL", "differentiable_average_lagging", 2),
+    ):
+        rows.append([name, *(_number(getattr(facts, attribute), digits) for facts in (ours, rival))])
+    print_table(rows)
+
+
+def _dial_schedule(gamma: float | None, budget: int | None, source: int, steps: int, rounding: str) -> PowerLaw:
+    if (gamma is None) == (budget is None):
+        raise ScheduleError("give either --gamma or --budget, one of the two")
+    rounding_: Rounding = rounding  # type: ignore[assignment]  # PowerLaw checks it
+    if budget is not None:
+        return PowerLaw.for_budget(first=budget, source=source, steps=steps, rounding=rounding_)
+    assert gamma is not None
+    return PowerLaw(gamma, rounding_)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def presets() -> None:
+    """List the model shapes that have a name, with their size."""
+    from zendaya.nn.model import Model
+    from zendaya.nn.presets import preset
+    from zendaya.nn.presets import presets as names
+
+    rows = [["preset", "parameters", "window W", "N_max", "length head", "source"]]
+    for name in names():
+        config = preset(name)
+        size = f"{Model.from_preset(name).num_parameters:,}"
+        rows.append([name, size, str(config.window_tokens), str(config.max_steps), config.length, f"{config.decoder.source_dim}-d"])
+    print_table(rows)

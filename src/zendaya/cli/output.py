@@ -1,0 +1,81 @@
+"""What commands print: tables, progress, and one-line messages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from zendaya.records import Progress
+
+INTERRUPTED = 130
+"""Exit code of a program stopped by Ctrl-C, as shells have it."""
+_NUMBER = re.compile(r"[-+±–\[]?[\d.,]|–$|$")
+_GAP = "  "
+
+
+def say(message: str) -> None:
+    """Print one line on stderr, under the program's name."""
+    print(f"zendaya: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print a header and its rows, numbers to the right; in a narrow terminal columns go on in a second line, and no name is cut."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(map(_NUMBER.match, column[1:])) for column in columns]
+    places = _lines(widths, _terminal_width())
+    for row in rows:
+        cells = [cell.rjust(width) if to else cell.ljust(width) for cell, width, to in zip(row, widths, right, strict=True)]
+        for number, line in enumerate(places):
+            print(("    " if number else "") + _GAP.join(cells[place] for place in line).rstrip())
+
+
+def _lines(widths: list[int], limit: int | None) -> list[list[int]]:
+    """The places of the columns, line by line."""
+    lines, used = [[0]], widths[0]
+    for place, width in enumerate(widths[1:], start=1):
+        used += len(_GAP) + width
+        if limit is not None and used > limit:
+            lines.append([])
+            used = 4 + width
+        lines[-1].append(place)
+    return lines
+
+
+def _terminal_width() -> int | None:
+    """Columns of the terminal, or of $COLUMNS; None where output goes to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else None
+
+
+class ProgressBar:
+    """A bar on stderr while somebody watches a terminal, nothing in a log."""
+
+    def __init__(self, watched: bool = True) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+        shown = watched and console.is_terminal
+        self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not shown)
+        self._task = self._bar.add_task("", total=None)
+        self._stage: str | None = None
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """How far a job is; a new stage begins the estimate anew, with what is already done not counted in it."""
+        if progress.stage != self._stage:
+            self._bar.start()
+            self._bar.reset(self._task, total=progress.total, completed=progress.done)
+            self._stage = progress.stage
+        self._bar.update(self._task, description=progress.detail or progress.stage, completed=progress.done, total=progress.total)

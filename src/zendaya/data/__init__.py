@@ -1,0 +1,1 @@
+"""What models train on: corpora, and the feature stores made from them."""

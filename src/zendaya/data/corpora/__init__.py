@@ -1,0 +1,1 @@
+"""Corpora: one reader per file; `base` holds what they share, `registry` finds them by name."""

@@ -1,0 +1,1 @@
+"""Feature stores: clips of a corpus encoded once, read many times."""

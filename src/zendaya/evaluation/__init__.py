@@ -1,0 +1,1 @@
+"""Decoding a corpus as its source arrives, and scoring the traces."""

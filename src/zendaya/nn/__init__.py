@@ -1,0 +1,1 @@
+"""The network: decoder, length heads, checkpoints, presets, adapters and Whisper's weights."""

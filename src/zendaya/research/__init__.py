@@ -1,0 +1,1 @@
+"""Experiments with the library: recipes, sweeps, reports and benchmarks."""

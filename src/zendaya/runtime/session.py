@@ -1,0 +1,249 @@
+"""The live session: source tokens go in as they arrive, append-only events come out (Algorithm 2, METHOD §4–5).
+
+Time is what the arrivals say. A step is written at the arrival that licenses it, or when its patience is over, however long
+computing takes. So the text depends on the arrivals alone, live and replayed; the clock only tells how late the machine was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from zendaya.errors import ConfigError, SourceError
+from zendaya.records import Event
+from zendaya.runtime.arrival_queue import ArrivalQueue, Times
+from zendaya.runtime.engine import Engine, TorchEngine
+from zendaya.runtime.options import DecodeOptions
+from zendaya.runtime.policies.base import Cost, Policy
+from zendaya.runtime.rows import DecoderRows, RowRequest
+from zendaya.runtime.token_rules import TokenRules
+from zendaya.runtime.window import Window, WindowInput
+from zendaya.runtime.writers import Choice, PolicyWriter, ScheduleWriter, Writer, WriterContext
+from zendaya.schedule import Schedule
+
+if TYPE_CHECKING:
+    from zendaya.nn.model import Model
+
+SourceTokens = Tensor | npt.NDArray[np.floating[Any]] | Sequence[Sequence[float]]
+SessionWork = Generator[RowRequest, Tensor, Event | None]
+"""A session on its way to its next event: it asks for rows and is sent the logits of the last of them."""
+
+
+class Session:
+    """One stream being decoded, window after window.
+
+    A step is decoded once its horizon Ω has arrived, or its patience is over (Ω^eff: what has arrived). At the end of the stream,
+    or of a window that was cut, nothing is waited for. The text depends on the arrivals alone, not on how they were pushed.
+    `cost` counts what the decoder computed. An `engine` for the model runs its rows; PyTorch does without one.
+    """
+
+    def __init__(
+        self, model: Model, options: DecodeOptions, *, clock: Callable[[], float] | None = None, engine: Engine | None = None
+    ) -> None:
+        config = model.config
+        engine = TorchEngine(model.decoder) if engine is None else engine
+        if engine.config != config.decoder:
+            raise ConfigError("the engine was made for a decoder of another shape: make one for this model with engine_for")
+        self.window_tokens = config.window_tokens if options.window_tokens is None else options.window_tokens
+        """W."""
+        if not 1 <= self.window_tokens <= config.decoder.max_source:
+            raise ConfigError(
+                f"window must lie in 1 … {config.decoder.max_source} source tokens for this model: got {options.window_tokens}"
+            )
+        for name, value in (("steps", options.steps), ("max_steps", options.max_steps)):
+            if value is not None and not 1 <= value <= config.max_steps:
+                raise ConfigError(f"{name} must lie in 1 … {config.max_steps} for this model: got {value}")
+        if options.schedule.decides_while_reading and options.patience_s < np.inf:
+            raise ConfigError(
+                f"patience is for schedules; the policy {options.schedule} decides itself: got patience_s={options.patience_s}"
+            )
+        self.model, self.clock = model, clock
+        self.tokens_per_s = None if options.pace is None else options.pace.tokens_per_s
+        """Rate of the source; with it, events tell where they stand in it."""
+        self._queue = ArrivalQueue(clock)
+        self.rows = DecoderRows(engine)
+        self._context = WriterContext(
+            model=model, input=WindowInput(self._queue, options.patience_s, options.pace), rows=self.rows, rules=TokenRules.of(config),
+            fixed_steps=options.steps, max_steps=options.max_steps or config.max_steps,
+        )  # fmt: skip
+        self.schedule = self._checked(options.schedule)
+        self._marks = deque[Event]()
+        self._begin_window(0, 0)
+
+    # Input.
+
+    def push(self, tokens: SourceTokens, arrival_s: Times | None = None) -> Iterator[Event]:
+        """Take source tokens (T, E) that have arrived; the events they allow are decoded as the iterator is drawn.
+
+        `arrival_s` is one time for all tokens or one per token; without it, the clock's, or the last time where there is no clock.
+        """
+        dim, like = self.model.config.decoder.source_dim, self._window.tokens_TE
+        arrived_TE = torch.as_tensor(tokens).to(like.device, like.dtype, copy=True)  # the caller may use its buffer again
+        if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
+            raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
+        self._queue.push(arrived_TE, arrival_s)
+        return self._decode()
+
+    def cut(self, now_s: float | None = None) -> Iterator[Event]:
+        """End the window with the tokens pushed so far, because a pause was heard; the next ones begin a new window and block."""
+        self._queue.cut(now_s)
+        return self._decode()
+
+    def advance(self, now_s: float | None = None) -> Iterator[Event]:
+        """Let time pass without arrivals: steps whose patience is over are decoded from what has arrived."""
+        self._queue.advance(now_s)
+        return self._decode()
+
+    def finish(self, now_s: float | None = None) -> Iterator[Event]:
+        """The source has ended: nothing is waited for any more."""
+        self._queue.finish(now_s)
+        return self._decode()
+
+    def set_schedule(self, schedule: Schedule | Policy) -> None:
+        """Turn the dial, from the next step on; an event without text marks it. A learned γ begins with the next window."""
+        if self.schedule.decides_while_reading or schedule.decides_while_reading:
+            raise ConfigError(f"a dial turns from schedule to schedule, not from {self.schedule} to {schedule}: open a new session")
+        self._checked(schedule)
+        self.schedule = schedule
+        writer, arrivals = self._writer, self._context.input
+        writer.turn(schedule)
+        now_s = arrivals.now_s if arrivals.now_s > -np.inf else 0.0  # of the stream, whatever a clock says
+        mark = Choice(-1, writer.floor, min(writer.floor, self._window.arrived))
+        self._marks.append(self._event(mark, "", len(self._window.written) + 1, now_s, schedule=str(schedule)))
+
+    def _checked(self, schedule: Schedule | Policy) -> Schedule | Policy:
+        if schedule.decides_while_reading:
+            schedule.check(self.model)
+            return schedule
+        if self._context.fixed_steps is None and self.model.length is None and schedule.needs_length:
+            raise ConfigError(f"the schedule {schedule} needs a predicted length, and this model has no length head: give steps")
+        if schedule.learned and self.model.gamma_head is None:
+            raise ConfigError("this model has no gamma head to choose a gamma: train one with `zendaya learn-gamma`, or give one gamma")
+        return schedule
+
+    # State that callers may look at.
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the decoder's rows."""
+        return self.rows.engine
+
+    @property
+    def cost(self) -> Cost:
+        """What the decoder has computed so far."""
+        return self.rows.cost
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the text is: the window, the next step, and the steps skipped before it."""
+        return self._window.index, len(self._window.written) + 1, self._writer.skipped
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When `advance` would write something if nothing arrives before; None while nothing waits on the clock."""
+        return self._context.input.deadline_s
+
+    @property
+    def has_pending_input(self) -> bool:
+        """Whether anything has happened that a waiting session has not looked at."""
+        return bool(self._queue.items or self._marks)
+
+    @property
+    def _window(self) -> Window:
+        return self._context.window
+
+    # Decoding.
+
+    def take_marks(self) -> list[Event]:
+        """The events without text that mark a turn of the dial, once."""
+        marks = list(self._marks)
+        self._marks.clear()
+        return marks
+
+    def work(self) -> SessionWork:
+        """The way to the next event, None if it must wait; the caller computes the rows it asks for, alone or with others'."""
+        if self._window.closed and not (yield from self._next_window()):
+            return None
+        choice = yield from self._writer.next()
+        return None if choice is None else self._write(choice)
+
+    def _decode(self) -> Iterator[Event]:
+        while True:
+            yield from self.take_marks()
+            with torch.inference_mode():
+                event = self._compute(self.work())
+            if event is None:
+                return
+            yield event
+
+    def _compute(self, work: SessionWork) -> Event | None:
+        """Go the whole way, computing at once what is asked for."""
+        try:
+            request = next(work)
+            while True:
+                request = work.send(self.rows.compute(request))
+        except StopIteration as done:
+            return done.value
+
+    def _write(self, choice: Choice) -> Event:
+        window, arrivals = self._window, self._context.input
+        window.written.append(choice.token)
+        step = len(window.written)
+        window.closed = choice.token == self.model.config.framing.end or step == self._context.max_steps
+        arrivals.reached_s = arrivals.now_s
+        return self._event(choice, window.add_text(choice.token), step, arrivals.now_s)
+
+    def _event(self, choice: Choice, text: str, step: int, now_s: float, schedule: str = "") -> Event:
+        window, writer = self._window, self._writer
+        read_s = spoken_s = 0.0
+        if self.tokens_per_s is not None:
+            place = window.width * min(1.0, (step + writer.skipped) / max(1, writer.steps))
+            read_s = (window.start + choice.effective_horizon) / self.tokens_per_s
+            spoken_s = (window.start + min(place, choice.effective_horizon)) / self.tokens_per_s
+        return Event(
+            window_index=window.index, step=step, token=choice.token, text=text, horizon=choice.horizon,
+            effective_horizon=choice.effective_horizon, predicted_steps=writer.steps, last=window.closed and not schedule,
+            gamma=None if schedule else writer.gamma, skipped_steps=writer.skipped, window_start=window.start, arrival_s=now_s,
+            emission_s=now_s if self.clock is None else self.clock(), schedule=schedule, read_s=read_s, spoken_s=spoken_s,
+        )  # fmt: skip
+
+    # Windows.
+
+    def _begin_window(self, index: int, start: int) -> None:
+        weight, tokenizer = self.model.decoder.tokens.weight, self.model.tokenizer
+        tokens_TE = weight.new_zeros(self.window_tokens, self.model.config.decoder.source_dim)
+        window = Window(index, start, tokens_TE, tokenizer.stream() if tokenizer is not None else lambda token: f"⟨{token}⟩")
+        self.rows.window = window
+        self._context.input.begin(window)
+        if self.schedule.decides_while_reading:
+            self._writer: Writer = PolicyWriter(self._context, self.schedule)
+        else:
+            self._writer = ScheduleWriter(self._context, self.schedule)
+
+    def _next_window(self) -> Generator[RowRequest, Tensor, bool]:
+        """Move on once the whole window has arrived; its text becomes history, read from its own source (METHOD §4)."""
+        window, context = self._window, self._context
+        if not context.input.wait(window.width, patient=False):
+            return False
+        config, framing = self.model.config, self.model.config.framing
+        lost = config.loop_tokens > 0 and window.written[-1:] != [framing.end]  # a text that never ended leaves no history
+        if lost:
+            context.previous = None
+        if config.history and not lost:
+            if not bool(torch.isfinite(window.arrived_TE).all()):
+                raise SourceError(f"window {window.index}: it holds a source token that is not finite; check the encoder")
+            text = [token for token in window.written if token != framing.end]
+            context.previous = (window.arrived_TE, text)
+            self.rows.cache.forget_text()
+            yield RowRequest([framing.previous, *text], window.arrived, is_step=False)
+            self.rows.cache.forget_source()
+        else:
+            self.rows.restart()
+        self._begin_window(window.index + 1, window.start + window.arrived)
+        return True

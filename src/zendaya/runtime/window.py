@@ -1,0 +1,115 @@
+"""Window state: the source tokens and the text of one window, and the arrivals that fill it.
+
+Shape suffixes as in decoder.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from zendaya.runtime.arrival_queue import ArrivalQueue, StreamItem
+from zendaya.runtime.options import Pace
+
+
+class Window:
+    """One window: W places for source tokens, of which the first have arrived, and the tokens written so far."""
+
+    def __init__(self, index: int, start: int, tokens_TE: Tensor, add_text: Callable[[int], str]) -> None:
+        self.index = index
+        self.start = start
+        """Source tokens of the stream before this window."""
+        self.tokens_TE = tokens_TE
+        self.arrived = 0
+        """A_k: source tokens that have arrived."""
+        self.complete = False
+        """Whether no more source tokens will come: W have arrived, the window was cut, or the source has ended."""
+        self.written = list[int]()
+        self.closed = False
+        """Whether the text has ended."""
+        self.add_text = add_text
+        """From the next token written to the text it adds."""
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.tokens_TE.shape[0]
+
+    @property
+    def arrived_TE(self) -> Tensor:  # noqa: N802
+        """The source tokens that have arrived."""
+        return self.tokens_TE[: self.arrived]
+
+    def fill(self, tokens_TE: Tensor) -> None:
+        """Place the next source tokens."""
+        count = tokens_TE.shape[0]
+        self.tokens_TE[self.arrived : self.arrived + count] = tokens_TE
+        self.arrived += count
+        self.complete = self.arrived == self.width
+
+
+class WindowInput:
+    """Lets arrivals into the current window, no more than a step needs, and knows how long a step may wait for them.
+
+    Patience counts from when the step was reached or, where a pace is given, from when its last token is due.
+    """
+
+    def __init__(self, queue: ArrivalQueue, patience_s: float, pace: Pace | None) -> None:
+        self.queue, self.patience_s, self.pace = queue, patience_s, pace
+        self.now_s = -math.inf
+        """Time of the stream: that of the last arrival taken, or of a patience that ran out."""
+        self.reached_s = -math.inf
+        """When the next step was reached."""
+        self.deadline_s: float | None = None
+        """When the step's patience runs out, while it waits on the clock."""
+        self._first_s = -math.inf
+        self._cut_start = 0
+        self.window: Window
+
+    def begin(self, window: Window) -> None:
+        """Fill this window from now on."""
+        self.window = window
+        self._first_s = self.reached_s = self.now_s
+
+    def wait(self, needed: int, *, patient: bool = True) -> bool:
+        """Take arrivals until so many tokens of the window are there, will not come, or were waited for; False: not yet."""
+        window, items = self.window, self.queue.items
+        self.deadline_s = None
+        while window.arrived < needed and not window.complete:
+            deadline_s = self._give_up_s(needed) if patient else math.inf
+            if not items:
+                self.deadline_s = deadline_s if deadline_s < math.inf else None
+                return False
+            if deadline_s < items[0].time_s:
+                self.now_s = max(self.now_s, deadline_s)
+                return True
+            self._take(items[0], needed)
+        return True
+
+    def _give_up_s(self, needed: int) -> float:
+        """When the patience for the window's first `needed` tokens is over."""
+        due_s = self.reached_s
+        if self.pace is not None:
+            first = self.window.start - self._cut_start
+            due_s = max(due_s, self._first_s + self.pace.between_s(first, first + min(needed, self.window.width) - 1))
+        return due_s + self.patience_s
+
+    def _take(self, item: StreamItem, needed: int) -> None:
+        """Let the next item happen; of tokens, no more than are needed."""
+        window = self.window
+        self.now_s = max(self.now_s, item.time_s)
+        if item.tokens_TE is None:
+            self.queue.items.popleft()
+            if item.kind == "cut":
+                self._cut_start = window.start + window.arrived
+            window.complete = window.complete or item.kind == "end" or (item.kind == "cut" and window.arrived > 0)
+            return
+        if window.arrived == 0:
+            self._first_s = self.reached_s = self.now_s
+        count = needed - window.arrived
+        window.fill(item.tokens_TE[:count])
+        item.tokens_TE = item.tokens_TE[count:]
+        if item.tokens_TE.shape[0] == 0:
+            self.queue.items.popleft()

@@ -1,0 +1,201 @@
+"""Writers: what decides when the next token of a window is written, a schedule fixed beforehand or a policy that looks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+from torch import Tensor
+
+from zendaya.nn.model import Model
+from zendaya.runtime.policies._view import WindowView
+from zendaya.runtime.policies.base import Policy
+from zendaya.runtime.rows import DecoderRows, RowRequest
+from zendaya.runtime.token_rules import TokenRules
+from zendaya.runtime.window import Window, WindowInput
+from zendaya.schedule import Learned, PowerLaw, Schedule
+
+
+class Choice(NamedTuple):
+    """A token to write, the horizon that licensed it, and the source tokens it read."""
+
+    token: int
+    horizon: int
+    effective_horizon: int
+
+
+Work = Generator[RowRequest, Tensor, Choice | None]
+"""The way to the next choice, or to None while it must wait: it asks for rows and is sent the logits of the last of them."""
+
+
+@dataclass(kw_only=True)
+class WriterContext:
+    """What the writers of one stream share."""
+
+    model: Model
+    input: WindowInput
+    rows: DecoderRows
+    rules: TokenRules
+    fixed_steps: int | None
+    max_steps: int
+    previous: tuple[Tensor, list[int]] | None = None
+    """Source and text of the window before, where the model reads them."""
+
+    @property
+    def window(self) -> Window:
+        """The current window."""
+        return self.input.window
+
+    def next_ids(self) -> Sequence[int]:
+        """The rows before the next step: the last token written, or the prompt at a window's beginning."""
+        return self.window.written[-1:] or self.model.config.framing.prompt
+
+
+class Writer(Protocol):
+    """Decides the tokens of one window."""
+
+    steps: int
+    """N̂ of the window; 0 while it is not known."""
+    skipped: int
+    """Steps of the schedule that passed without a token."""
+    floor: int
+    """The least horizon of the next step: horizons never decrease."""
+    gamma: float | None
+    """γ where the model chose it."""
+
+    def next(self) -> Work:
+        """The next token, or None while it must wait."""
+
+    def turn(self, schedule: Schedule) -> None:
+        """Follow another schedule from the next step on."""
+
+
+class ScheduleWriter:
+    """Writes a step once its horizon has arrived, or its patience is over."""
+
+    def __init__(self, context: WriterContext, schedule: Schedule) -> None:
+        self.context, self.schedule = context, schedule
+        self.steps, self.skipped, self.floor = 0, 0, 0
+        self.gamma: float | None = None
+        self._horizons = list[int]()
+        self._resume = 0
+        """Tokens that must have arrived before a step that was put off is tried again."""
+        self._gamma_index = len(context.model.config.gammas) - 1
+
+    def next(self) -> Work:
+        context, arrivals, window = self.context, self.context.input, self.context.window
+        if not arrivals.wait(1, patient=False) or window.arrived == 0 or (not self._horizons and not self._predict()):
+            return None
+        config, num_rows, step = context.model.config, context.rows.cache.num_rows, len(window.written) + 1
+        while True:
+            if self._resume:
+                # After a step was put off there is nothing new to say before more has come.
+                if not arrivals.wait(self._resume, patient=False):
+                    return None
+                self._resume, arrivals.reached_s = 0, arrivals.now_s
+            place = step + self.skipped
+            horizon = self._horizons[place - 1] if place <= len(self._horizons) else window.width
+            if not arrivals.wait(horizon):
+                return None
+            effective = min(horizon, window.arrived)
+            token = context.rules.choose((yield RowRequest(context.next_ids(), effective, is_step=True)), window.written)
+            whole = effective == window.width or (window.complete and horizon > window.arrived)
+            if whole or not config.end_means_wait or token != config.framing.end:
+                self.floor = horizon
+                return Choice(token, horizon, effective)
+            self._put_off(place, horizon, effective, num_rows)
+
+    def _put_off(self, place: int, horizon: int, effective: int, num_rows: int) -> None:
+        """Nothing to say yet: the row is withdrawn, and written again when it may read more."""
+        self.context.rows.cache.num_rows = num_rows
+        self._resume, self.floor = effective + 1, max(self.floor, effective + 1)
+        if horizon <= self.context.window.arrived:
+            self.skipped += 1 + sum(h == horizon for h in self._horizons[place:])
+
+    def turn(self, schedule: Schedule) -> None:
+        """Within the window N̂ stays, and horizons never fall below the last one (Corollary 1, along the path taken)."""
+        self.schedule = schedule
+        if self._horizons and not schedule.learned:
+            window, place = self.context.window, len(self.context.window.written) + self.skipped
+            curve = schedule.horizons(window.width, self.steps, num_steps=self.context.max_steps)
+            self._horizons[place:] = np.maximum(curve[place:], self.floor).tolist()
+            self.gamma = None
+
+    def _predict(self) -> bool:
+        """Fix the window's schedule, its γ where that is learned and N̂, from what their heads may read, once that has arrived."""
+        context, window = self.context, self.context.window
+        model, config = context.model, context.model.config
+        schedule = self._settle()
+        if schedule is None:
+            return False
+        buffer = self._buffer(schedule)
+        unneeded = not schedule.needs_length and int(schedule.at(1, source=window.width, steps=config.max_steps)) < buffer
+        if context.fixed_steps is not None or model.length is None or unneeded:  # a schedule without N̂ does not wait for one
+            self.steps = context.fixed_steps or config.max_steps
+        else:
+            if not context.input.wait(buffer):
+                return False
+            predicted = model.predict_steps(window.arrived_TE, buffer, context.previous)
+            self.steps = model.steps_of(predicted, window.width)
+        self._horizons = schedule.horizons(window.width, self.steps, num_steps=context.max_steps).tolist()
+        return True
+
+    def _buffer(self, schedule: Schedule) -> int:
+        """Tokens that a head reads: fix pools the whole window and waits for it; inf reads the first B, at most what step 1 may."""
+        config, width = self.context.model.config, self.context.window.width
+        return width if config.length == "fix" else schedule.buffer(width, config.max_steps)
+
+    def _settle(self) -> Schedule | None:
+        """The window's schedule, or None while the gamma head must wait.
+
+        Each γ is tried from the largest down, from the buffer that its own step 1 may read: the choice reads nothing beyond it.
+        """
+        if not self.schedule.learned:
+            return self.schedule
+        context, gammas = self.context, self.context.model.config.gammas
+        price = cast("Learned", self.schedule).price
+        while self.gamma is None:
+            buffer, at = self._buffer(PowerLaw(gammas[self._gamma_index])), self._gamma_index
+            if at and not context.input.wait(buffer):
+                return None
+            if not at or context.model.settles_for(at, context.window.arrived_TE, buffer, context.previous, price=price):
+                self.gamma = gammas[at]
+            else:
+                self._gamma_index -= 1
+        return PowerLaw(self.gamma)
+
+
+class PolicyWriter:
+    """Asks a policy each time a chunk of source has arrived, and writes what it says."""
+
+    gamma: float | None = None
+    skipped = 0
+
+    def __init__(self, context: WriterContext, policy: Policy) -> None:
+        self.context, self.policy = context, policy
+        self.steps, self.floor = context.max_steps, 0
+        self._asked_at = min(policy.chunk, context.window.width)
+        self._state: Any = policy.start()
+        self._view = WindowView(
+            context.model, context.rows.cache, context.window.written, context.rows.run, context.rules.choose,
+            max_steps=context.max_steps, cost=context.rows.cost,
+        )  # fmt: skip
+
+    def next(self) -> Work:
+        window = self.context.window
+        while True:
+            if not self.context.input.wait(self._asked_at, patient=False) or window.arrived == 0:
+                return None
+            self._view.arrived, self._view.complete = window.arrived, window.complete
+            token = self.policy.decide(self._view, self._state)
+            if token is not None:
+                self.floor = window.arrived
+                return Choice(token, window.arrived, window.arrived)
+            assert not window.complete, f"{self.policy} waits for more of a window that is complete"
+            self._asked_at = min(window.arrived + self.policy.chunk, window.width)
+        yield  # a generator like the other writer's: a policy computes its own rows, each of which depends on the one before
+
+    def turn(self, schedule: Schedule) -> None:
+        raise AssertionError("a session refuses to turn a policy")

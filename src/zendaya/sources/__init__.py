@@ -1,0 +1,1 @@
+"""Input and when it arrives: files, pipes, microphones, voice activity and simulated links."""
