@@ -28,20 +28,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from zendaya.corpora import read
-from zendaya.encoders import encode
-from zendaya.encoders.media import SAMPLE_RATE, read_audio
-from zendaya.encoders.pauses import PauseWindows
-from zendaya.encoders.whisper import encode_offline, load_encoder, load_weights
-from zendaya.encoders.whisper_stream import WhisperBlocks
-from zendaya.engine import engine_for
-from zendaya.live import at_once, run
-from zendaya.metrics.latency import average_lagging, length_adaptive_average_lagging
-from zendaya.metrics.significance import paired_bootstrap, statistics
-from zendaya.pretrained import load_adapted, whisper_decoder
+from zendaya.data.corpora.registry import read
+from zendaya.encoders.base import encode
+from zendaya.encoders.whisper import WhisperBlocks
+from zendaya.evaluation.metrics.latency import average_lagging, length_adaptive_average_lagging
+from zendaya.evaluation.metrics.significance import paired_bootstrap, statistics
+from zendaya.nn.whisper import encode_offline, load_encoder, load_weights, whisper_decoder
 from zendaya.records import Clip, Event
+from zendaya.runtime.engine import engine_for
+from zendaya.runtime.loading import load_adapted
+from zendaya.runtime.pauses import PauseWindows
+from zendaya.runtime.pipeline import Pipeline, SourceEncoder
+from zendaya.runtime.replay import replay
+from zendaya.runtime.session import Session
 from zendaya.schedule import PowerLaw
-from zendaya.stream import Session, replay
+from zendaya.sources.live import at_once
+from zendaya.sources.media import SAMPLE_RATE, read_audio
 
 GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5)
 SPAN = 30 * SAMPLE_RATE
@@ -74,8 +76,8 @@ def listen_for_pauses(session: Session, encoder: WhisperBlocks, samples_S: np.nd
     """What a session writes whose windows end at pauses, from that share of W on."""
     per_s = encoder.traits.tokens_per_s
     chunks = (samples_S[first : first + SAMPLE_RATE] for first in range(0, samples_S.size, SAMPLE_RATE))
-    moments = run(at_once(chunks), encoder, session, pauses=PauseWindows(session.window, per_s, share=share))
-    return gather((moment.event for moment in moments), per_s)
+    source = SourceEncoder(encoder, PauseWindows(session.window_tokens, per_s, share=share))
+    return gather(Pipeline(session, source).run(at_once(chunks)), per_s)
 
 
 def gather(events: Iterable[Event], per_s: float) -> Heard:
@@ -144,12 +146,12 @@ def decode_one(clips: list[Clip]) -> dict[str, Heard]:
     per_s = _worker["encoder"].traits.tokens_per_s
     if options.part in ("whole", "blocks"):
         found["gamma=0.0, whole utterances"] = listen(
-            model.open(PowerLaw(0.0), window=1500, engine=_worker.get("engine")), tokens, length_s, per_s
+            model.open(PowerLaw(0.0), window_tokens=1500, engine=_worker.get("engine")), tokens, length_s, per_s
         )
     else:
         for cut in options.cuts:
             for gamma in options.gammas:
-                session = model.open(PowerLaw(gamma), window=options.window, engine=_worker["engine"])
+                session = model.open(PowerLaw(gamma), window_tokens=options.window, engine=_worker["engine"])
                 if cut == "fixed":
                     found[f"gamma={gamma}"] = listen(session, tokens, length_s, per_s)
                 else:

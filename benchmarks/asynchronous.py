@@ -25,14 +25,14 @@ import adapted_wer
 import numpy as np
 import torch
 
-from zendaya.arrivals import Link, Outages, Steady
-from zendaya.corpora import read
-from zendaya.encoders import encode
-from zendaya.encoders.media import SAMPLE_RATE
-from zendaya.pretrained import Adapted, load_adapted
+from zendaya.data.corpora.registry import read
+from zendaya.encoders.base import encode
 from zendaya.records import Clip
-from zendaya.schedule import Schedule, WaitK, parse_schedule
-from zendaya.stream import Pace
+from zendaya.runtime.loading import Adapted, load_adapted
+from zendaya.runtime.options import Pace
+from zendaya.schedule import Schedule, parse_schedule
+from zendaya.sources.arrivals import Link, Outages, Steady
+from zendaya.sources.media import SAMPLE_RATE
 
 Setting = tuple[str, str, float]
 """Schedule, link, patience."""
@@ -57,7 +57,7 @@ def decode(job: tuple[Path, list[Clip], Sequence[Schedule], Sequence[Link], Sequ
         if isinstance(link, Steady) and (str(schedule), str(link), patiences[0]) in found:  # nothing is late: patience is never needed
             found[str(schedule), str(link), patience_s] = found[str(schedule), str(link), patiences[0]]
             continue
-        session = model.open(schedule, window=window, patience_s=patience_s, pace=pace)
+        session = model.open(schedule, window_tokens=window, patience_s=patience_s, pace=pace)
         arrival_s = link.arrivals(tokens.arrival_s)
         heard = adapted_wer.listen(session, tokens, length_s, per_s, arrival_s)
         found[str(schedule), str(link), patience_s] = (heard, int((arrival_s > tokens.arrival_s).sum()), len(tokens))
@@ -85,7 +85,7 @@ def main() -> None:
     num_text = sum(len(tokenizer.encode(clip.references[0].capitalize())) + 1 for clip in clips)
     rho = round(sum(clip.duration_s for clip in clips) * adapted().encoder.traits.tokens_per_s / num_text, 2)
     schedules = [parse_schedule(text) for text in options.schedules.split(",")]
-    schedules = [WaitK(each.k, rho) if isinstance(each, WaitK) else each for each in schedules]
+    schedules = [each.for_run(rho) for each in schedules]
     rates = [[float(part) for part in link.split("/")] for link in options.links.split()]
     links: list[Link] = [Steady(), *(Outages(late, outage_s, options.seed) for late, outage_s in rates)]
     patiences = [float(part) for part in options.patiences.split(",")]

@@ -10,7 +10,7 @@ import time
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
-from zendaya.metrics.significance import paired_bootstrap, statistics
+from zendaya.evaluation.metrics.significance import paired_bootstrap, statistics
 
 WORDS = [f"word{n}" for n in range(200)]
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import torch
 
-from zendaya.encoders.whisper_stream import SAMPLE_RATE, load_whisper
+from zendaya.encoders.whisper import SAMPLE_RATE, load_whisper
 
 
 def main() -> None:

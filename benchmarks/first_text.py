@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zendaya.encoders.media import SAMPLE_RATE, read_audio
-from zendaya.encoders.pauses import PauseWindows
-from zendaya.engine import engine_for, missing
-from zendaya.pretrained import load_adapted
+from zendaya.runtime.engine import engine_for, missing
+from zendaya.runtime.loading import load_adapted
+from zendaya.runtime.pauses import PauseWindows
 from zendaya.schedule import PowerLaw
+from zendaya.sources.media import SAMPLE_RATE, read_audio
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> list[First]:
     speech = load_adapted(options.model)
     engine = engine_for(speech.model, options.engine, precision=options.precision, threads=None if options.engine == "torch" else 1)
     session = speech.model.open(PowerLaw(options.gamma), engine=engine)
-    pauses = PauseWindows(session.window, speech.encoder.traits.tokens_per_s) if options.cut == "pauses" else None
+    pauses = PauseWindows(session.window_tokens, speech.encoder.traits.tokens_per_s) if options.cut == "pauses" else None
     now = time.perf_counter if options.clock == "wall" else time.process_time
     state, found, blocks, window = speech.encoder.start(), list[First](), 0, -1
     for chunk in chunks(options.recordings, options.minutes):
@@ -83,8 +83,8 @@ def measure(options: argparse.Namespace) -> list[First]:
                 pass
         if first is not None and blocks > options.warm_up:
             at, event = first
-            found.append(First(1e3 * (heard - begun), 1e3 * (encoded - heard), 1e3 * (at - encoded), event.window != window))
-        window = first[1].window if first is not None else window
+            found.append(First(1e3 * (heard - begun), 1e3 * (encoded - heard), 1e3 * (at - encoded), event.window_index != window))
+        window = first[1].window_index if first is not None else window
     return found
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zendaya import corpora
-from zendaya.encoders.media import read_audio
-from zendaya.engine import NativeEngine
-from zendaya.pretrained import load_adapted
+from zendaya.data.corpora import registry as corpora
+from zendaya.runtime.engine import NativeEngine
+from zendaya.runtime.loading import load_adapted
+from zendaya.sources.media import read_audio
 
 
 def main() -> None:

@@ -23,10 +23,10 @@ import torch
 
 import zendaya
 from zendaya import Learned, Model, PowerLaw, Schedule
-from zendaya.encoders.store import FeatureStore
-from zendaya.metrics.latency import differentiable_average_lagging
-from zendaya.text import learned_text
-from zendaya.training.decoding import Example
+from zendaya.data.features.store import FeatureStore
+from zendaya.evaluation.metrics.latency import differentiable_average_lagging
+from zendaya.nn.tokenizer import learned_text
+from zendaya.training.decoding import TextExample
 from zendaya.training.learned import GAMMA, PRICES, Costs, cached_costs, expect, open_run
 from zendaya.training.loop import BEST, TRAIN
 
@@ -94,17 +94,18 @@ def explained(truth_WG: Floats, said_WG: Floats, weight_W: Floats) -> float:
 
 
 def decode(
-    model: Model, store: FeatureStore, example: Example, schedule: Schedule, scale: int | None
+    model: Model, store: FeatureStore, example: TextExample, schedule: Schedule, scale: int | None
 ) -> tuple[str, float, int, float | None]:
     """A window's text, its lag as a share of the source, its number of steps, and its γ if that was chosen."""
     source_TE = store.get(example.window.clip, example.window.split).values_TE
-    session = model.open(schedule, window=scale or source_TE.shape[0])
+    session = model.open(schedule, window_tokens=scale or source_TE.shape[0])
     if model.config.history and example.before is not None:  # the window before, as if it had just been written
-        session._tokens_TE = store.get(example.before.clip, example.before.split).values_TE.to(session._tokens_TE)
-        session._written, session._ended = list(example.before.ids), True
+        window = session._window
+        window.fill(store.get(example.before.clip, example.before.split).values_TE.to(window.tokens_TE))
+        window.written, window.complete, window.closed = [*example.before.ids, model.config.framing.end], True, True
         with torch.inference_mode():
-            session._next_window()
-        session._ended = False
+            for request in session._next_window():
+                session.rows.compute(request)
     events = [*session.push(source_TE), *session.finish()]
     end = model.config.framing.end
     assert model.tokenizer is not None
@@ -115,7 +116,7 @@ def decode(
 
 
 def free(
-    model: Model, store: FeatureStore, examples: Sequence[Example], references: Sequence[str], scale: int | None, seed: int
+    model: Model, store: FeatureStore, examples: Sequence[TextExample], references: Sequence[str], scale: int | None, seed: int
 ) -> dict[str, object]:
     """WER and realised lag of the learned γ and of every fixed one, decoded freely."""
     import jiwer

@@ -13,14 +13,15 @@ import argparse
 import numpy as np
 import torch
 
-from zendaya import Model, PowerLaw, corpora
-from zendaya.encoders.store import FeatureStore
-from zendaya.evaluate import evaluate
-from zendaya.metrics.quality import METRICS
-from zendaya.metrics.scores import score
-from zendaya.metrics.significance import paired_bootstrap, statistics
+from zendaya import DecodeOptions, Model, PowerLaw
+from zendaya.data.corpora import registry as corpora
+from zendaya.data.features.store import FeatureStore
+from zendaya.evaluation.evaluate import evaluate
+from zendaya.evaluation.metrics.quality import METRICS
+from zendaya.evaluation.metrics.scores import score
+from zendaya.evaluation.metrics.significance import paired_bootstrap, statistics
+from zendaya.nn.tokenizer import learned_text
 from zendaya.records import Trace
-from zendaya.text import learned_text
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
         schedule, found = PowerLaw(given.gamma), list[Trace]()
         for clip, number in zip(clips, steps, strict=True):
             source = store.get(clip.id, clip.split).values_TE
-            found += evaluate(model, [(clip, source)], schedule, steps=number, lower=given.lower)
+            found += evaluate(model, [(clip, source)], DecodeOptions(schedule=schedule, steps=number), lower=given.lower)
         return found
 
     print(f"{given.corpus} {given.split}, {len(clips)} clips, data {reading.digest[:12]}, γ = {given.gamma:g}, {given.checkpoint}")

@@ -23,14 +23,13 @@ import jiwer
 import numpy as np
 import torch
 
-from zendaya.corpora import read
-from zendaya.encoders import Samples
-from zendaya.encoders.media import SAMPLE_RATE, read_audio
-from zendaya.engine import engine_for, missing
-from zendaya.pretrained import load_adapted
+from zendaya.data.corpora.registry import read
 from zendaya.records import Event
+from zendaya.runtime.engine import engine_for, missing
+from zendaya.runtime.loading import load_adapted
+from zendaya.runtime.options import Pace
 from zendaya.schedule import PowerLaw
-from zendaya.stream import Pace
+from zendaya.sources.media import SAMPLE_RATE, Samples, read_audio
 
 WARM_UP_S = 900.0
 CHUNK = SAMPLE_RATE // 2
@@ -90,17 +89,17 @@ def main() -> None:
         count = 0
         for event in events:
             count += 1
-            if (event.window, event.step) != expected:
-                problems.append(f"expected window and step {expected}: got {(event.window, event.step)}")
+            if (event.window_index, event.step) != expected:
+                problems.append(f"expected window and step {expected}: got {(event.window_index, event.step)}")
             read = event.window_start + event.effective_horizon
             if read > num_tokens:
-                problems.append(f"window {event.window} read token {read} of {num_tokens}")
-            if event.window_start != event.window * session.window:
-                problems.append(f"window {event.window} began at token {event.window_start}")
+                problems.append(f"window {event.window_index} read token {read} of {num_tokens}")
+            if event.window_start != event.window_index * session.window_tokens:
+                problems.append(f"window {event.window_index} began at token {event.window_start}")
             written_text.write(event.text)
             num_words += event.text.startswith(" ")
             num_windows += event.last
-            expected = (event.window + 1, 1) if event.last else (event.window, event.step + 1)
+            expected = (event.window_index + 1, 1) if event.last else (event.window_index, event.step + 1)
         num_events += count
         return count
 
@@ -129,7 +128,7 @@ def main() -> None:
     follow(session.finish())
     print(file=sys.stderr)
     report(options, digest, adapted.digest, readings, lags_ms, works_ms, heard_s / (time.perf_counter() - begun))
-    windows = -(-num_tokens // session.window)
+    windows = -(-num_tokens // session.window_tokens)
     print(f"{num_tokens} source tokens in {windows} windows; {num_windows} windows written, {num_events} events, {num_words} words")
     problems += [f"{windows} windows arrived, {num_windows} were written"] if windows != num_windows else []
     normal = adapted_wer.normaliser()

@@ -1,13 +1,13 @@
-"""The server under load, faults and nonsense: what is lost or doubled (it must be nothing), and how late the machine is.
+"""The server under load, faults and malformed input: losses and duplicates (there must be none), and lag.
 
-python benchmarks/serve.py load [--streams 32] [--minutes 10] [--gamma 0.5]     # live streams at their own speed
-python benchmarks/serve.py cuts [--cuts 200]                                     # a link that stalls, goes deaf, re-chunks and cuts
-python benchmarks/serve.py aborts [--cycles 1000]                                # clients that come and go at every stage
-python benchmarks/serve.py fuzz [--messages 100000] [--realtime]                 # frames and messages that cannot be
+python benchmarks/serve.py load [--streams 32] [--minutes 10] [--gamma 0.5]     # live streams in real time
+python benchmarks/serve.py cuts [--cuts 200]                                     # a link that stalls, swallows, re-chunks and cuts
+python benchmarks/serve.py aborts [--cycles 1000]                                # clients that abort at every stage
+python benchmarks/serve.py fuzz [--messages 100000] [--realtime]                 # malformed frames and messages
 
-Each starts a server of its own: `load` as another process with the shipped speech model, heard through the demo's recording; the others
-in this process, with a small random model. `--json` prints the figures as one object. Sources, cuts and nonsense are those of `--seed`;
-another machine gives other lags. Exit code 1 if anything was lost, doubled, left behind or answered with an error of the server's own.
+Each starts a server of its own: `load` as another process with the shipped speech model and the demo's recording; the others
+in this process, with a small random model. `--json` prints the figures as one object. Sources, cuts and malformed messages follow `--seed`;
+another machine gives other lags. Exit code 1 if anything was lost, doubled, left behind or answered with an internal server error.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from zendaya.serve.client import Caption, Client
 
 HEAD = struct.Struct("<Q")
 BLOCK_S = 2.0
-"""Of the speech model's encoder."""
+"""Seconds per block of the speech model's encoder."""
 DEAF_S = 0.2
-"""What the server says is swallowed for at most so long before a cut."""
+"""Longest time for which the server's messages are swallowed before a cut."""
 
 
 # A link with faults.
@@ -48,21 +48,23 @@ DEAF_S = 0.2
 
 @dataclass
 class Faults:
-    """What a proxy does to what passes through it."""
+    """The faults that a proxy makes."""
 
     seed: int = 0
     cuts: int = 20
-    """Connections that are cut before the link is left alone."""
+    """Connections to cut."""
     bytes: tuple[int, int] = (2_000, 40_000)
-    """A connection is cut after so many from the client."""
+    """Range of client bytes after which a connection is cut."""
     stall_s: float = 0.02
     done: int = 0
     deaf: int = 0
 
 
 class Proxy:
-    """A TCP proxy in a thread: it re-chunks and stalls, and cuts connections; before a cut it may swallow what the server says, so that
-    the client sends again what the server has."""
+    """A TCP proxy in a thread that re-chunks, stalls and cuts connections.
+
+    Before a cut it may swallow the server's messages, so that the client repeats source that the server has.
+    """
 
     def __init__(self, port: int, faults: Faults) -> None:
         self._target, self.faults = port, faults
@@ -140,12 +142,12 @@ class Proxy:
 
 
 def told(captions: list[Caption]) -> list[tuple[int, int, int, str]]:
-    """What was written, where: equal for two runs if nothing was lost or doubled."""
-    return [(one.event.window, one.event.step, one.event.token, one.event.text) for one in captions if not one.event.schedule]
+    """Text with its places: equal for two runs if nothing was lost or doubled."""
+    return [(one.event.window_index, one.event.step, one.event.token, one.event.text) for one in captions if not one.event.schedule]
 
 
 def through(port: int, messages: list[Any], **options: Any) -> tuple[list[Caption], int]:
-    """A source sent by our client; what came back, and how often it had to come back."""
+    """Send a source by our client; its text, and the number of reconnects."""
     with Client(f"ws://127.0.0.1:{port}", **options) as client:
         found = list[Caption]()
         for n, message in enumerate(messages):
@@ -158,7 +160,7 @@ def through(port: int, messages: list[Any], **options: Any) -> tuple[list[Captio
 
 
 def cuts(port: int, sources: list[list[Any]], faults: Faults, **options: Any) -> dict[str, Any]:
-    """Sources over a link with faults, one after the other until there were enough cuts, beside the same without."""
+    """Send sources over a faulty link until there were enough cuts, and compare with a good link."""
     different = resumes = streams = 0
     with Proxy(port, faults) as proxy:
         while faults.done < faults.cuts:
@@ -174,7 +176,7 @@ def cuts(port: int, sources: list[list[Any]], faults: Faults, **options: Any) ->
 
 
 def aborts(port: int, cycles: int, seed: int = 0) -> dict[str, int]:
-    """Connect, and go without a word at some stage."""
+    """Connect, and abort at some stage."""
     choose, refused = random.Random(seed), 0
     hello = b'{"type": "open"}'
     upgrade = (
@@ -232,7 +234,7 @@ TEXTS = ["", "{", "[]", "null", '"x"', "{}" * 9, "[" * 3000, '{"type":"turn","se
 
 
 def mutated(choose: random.Random, value: Any) -> Any:
-    """A message with something changed, somewhere."""
+    """A message with one random change."""
     if isinstance(value, dict) and value and choose.random() < 0.8:
         name = choose.choice(list(value))
         kind = choose.random()
@@ -245,7 +247,7 @@ def mutated(choose: random.Random, value: Any) -> Any:
 
 
 def nonsense(choose: random.Random, route: str, number: int, dim: int) -> str | bytes:
-    """One message that is probably wrong; `number` is the one that a numbered message should have."""
+    """A probably malformed message; `number` is the next valid number."""
     kind = choose.random()
     if kind < 0.25:
         rows = np.full((choose.randint(0, 4), dim), choose.choice([0.0, np.nan, np.inf, 1e38, 1.0]), "<f4").tobytes()
@@ -264,19 +266,19 @@ def nonsense(choose: random.Random, route: str, number: int, dim: int) -> str | 
 
 @dataclass
 class Fuzzed:
-    """What nonsense came to."""
+    """Outcome of the fuzzing."""
 
     messages: int = 0
     errors: int = 0
-    """Answers that named a field."""
+    """Errors that named a field."""
     closed: int = 0
-    """Connections that the protocol had to end."""
+    """Connections that the server closed with a code."""
     wrong: list[str] = field(default_factory=list)
-    """What should not have been."""
+    """Unexpected outcomes."""
 
 
 def fuzz(port: int, messages: int, *, route: str, dim: int = 16, seed: int = 0) -> Fuzzed:
-    """Nonsense to a socket; after each message the session answers, or the connection was closed for a reason that has a code."""
+    """Send malformed messages; after each one the session must answer, or close with a code."""
     from websockets.exceptions import ConnectionClosed
     from websockets.sync.client import connect
 
@@ -298,11 +300,11 @@ def fuzz(port: int, messages: int, *, route: str, dim: int = 16, seed: int = 0) 
                 for _ in range(choose.randint(1, 200)):
                     line.send(nonsense(choose, route, taken + 1, dim))
                     found.messages += 1
-                    # What is sure to be answered: how far numbered messages were taken is learned from it.
+                    # A message that is always answered; the answer says which numbers were accepted.
                     line.send('{"type": "ack"}' if route == "stream" else '{"type": "session.update", "session": 7, "event_id": "sure"}')
                     taken = max(taken, _answers(line, route, found))
                     if route == "stream" and choose.random() < 0.3:
-                        line.send(HEAD.pack(0))  # the answer names the number that is expected
+                        line.send(HEAD.pack(0))  # the answer names the expected number
                         taken = _expected(line, found) - 1
             except ConnectionClosed as closed:
                 found.closed += 1
@@ -321,7 +323,7 @@ def _note(message: dict[str, Any], found: Fuzzed) -> None:
 
 
 def _answers(line: Any, route: str, found: Fuzzed) -> int:
-    """Answers up to that of the message that is sure to be answered; the last number that was taken."""
+    """Read answers up to that of the last probe; the last accepted number."""
     taken = 0
     while True:
         message = json.loads(line.recv(timeout=60))
@@ -346,7 +348,7 @@ def _expected(line: Any, found: Fuzzed) -> int:
 
 @dataclass
 class Streamed:
-    """One live stream: what came, and when."""
+    """One live stream: its captions and reconnects."""
 
     captions: list[Caption]
     resumes: int
@@ -355,9 +357,9 @@ class Streamed:
 def live(
     port: int, samples: Any, gamma: float, seated: threading.Barrier, ending: threading.Event, *, after_s: float, chunk_s: float = 0.1
 ) -> Streamed:  # fmt: skip
-    """A recording sent at its own speed, so long after all are there; the first that is at its end says so."""
+    """Send a recording in real time, once all streams are connected; the first to end sets `ending`."""
     size = round(16_000 * chunk_s)
-    with Client(f"ws://127.0.0.1:{port}", gamma=gamma, keep=0) as client:  # a session that the server loses is a failure here
+    with Client(f"ws://127.0.0.1:{port}", gamma=gamma, keep=0) as client:  # a lost session is a failure here
         seated.wait()
         begun, found = time.monotonic() + after_s, list[Caption]()
         for first in range(0, len(samples), size):
@@ -370,11 +372,11 @@ def live(
 
 
 Place = tuple[int, int, int, str]
-"""Where a token is, and which: its window, its step, its id and its text."""
+"""Window, step, id and text of a token."""
 
 
 def gaps(places: list[Place]) -> int:
-    """Steps that are not there, though a later one is.
+    """Number of missing steps before the last one.
 
     >>> gaps([(0, 1, 5, "a"), (0, 3, 5, "a"), (2, 1, 5, "a")])
     2
@@ -388,7 +390,7 @@ def gaps(places: list[Place]) -> int:
 
 
 def knock(port: int, until: threading.Event) -> dict[str, int]:
-    """One client more than there are seats, again and again: how often it was told to come back, and how often something else."""
+    """Connect beyond the number of seats, again and again; counts of refusals and other answers."""
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
 
@@ -396,7 +398,7 @@ def knock(port: int, until: threading.Event) -> dict[str, int]:
     while not until.wait(1.0):
         try:
             connect(f"ws://127.0.0.1:{port}/v1/stream", compression=None).close()
-            answers["answered_otherwise"] += not until.is_set()  # else a seat has just come free
+            answers["answered_otherwise"] += not until.is_set()  # otherwise a seat has just become free
         except InvalidStatus as refused:
             told_so = refused.response.status_code == 503 and "Retry-After" in refused.response.headers
             answers["refused" if told_so else "answered_otherwise"] += 1
@@ -404,14 +406,13 @@ def knock(port: int, until: threading.Event) -> dict[str, int]:
 
 
 def load(port: int, sources: list[Any], gammas: list[float], expected: Callable[[int], list[Place]] | None) -> dict[str, Any]:
-    """Live streams at once, each with its dial, as many as there are seats, and one more that knocks; beside what each is alone, where
-    that is known."""
+    """Run a live stream per seat, each with its own γ, and one client more that retries; compare with the streams alone, if known."""
     results: list[Streamed | BaseException | None] = [None] * len(sources)
     seated, ending, knocked = threading.Barrier(len(sources) + 1), threading.Event(), dict[str, int]()
 
     def one(n: int) -> None:
         try:
-            # Each at its own place in a block: no two speakers begin at the same moment.
+            # Each starts at another place within a block, as speakers do.
             results[n] = live(port, sources[n], gammas[n % len(gammas)], seated, ending, after_s=BLOCK_S * n / len(sources))
         except BaseException as error:
             results[n] = error
@@ -462,12 +463,13 @@ def child(*options: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def here(**settings: Any) -> Iterator[Any]:
-    """A server of the tiny preset in a thread: its listener, with its port."""
+    """A server of the tiny preset in a thread: its listener and port."""
     from zendaya import Model
     from zendaya.serve.app import make_app
     from zendaya.serve.config import ServeConfig
-    from zendaya.serve.run import Listener, bind
-    from zendaya.serve.served import Served
+    from zendaya.serve.intake import Served
+    from zendaya.serve.listening import bind
+    from zendaya.serve.run import Listener
 
     config = ServeConfig(port=0, **settings)
     listener = Listener(make_app(config, Served("tiny", Model.from_preset("tiny", seed=3))), config)
@@ -493,18 +495,18 @@ def sources(count: int, seed: int) -> list[list[Any]]:
 
 
 def held_idle(listener: Any) -> dict[str, int]:
-    """What a server in this process holds before anybody comes: tasks of its loop, and open files."""
+    """Tasks and open files of an idle server in this process."""
     return {"loop_tasks": len(asyncio.all_tasks(listener._loop)), "files": len(list(Path("/dev/fd").iterdir()))}
 
 
 def left(listener: Any, within_s: float, before: dict[str, int] | None = None) -> dict[str, int]:
-    """What a server holds once nobody is there; of `held_idle`, what is more than before."""
+    """What a server still holds after all clients have gone, beyond `held_idle`."""
     app, end = listener.app, time.monotonic() + within_s
 
     def held() -> dict[str, int]:
         server = app.state.server
         return {
-            "seats": len(server.seats), "sessions": len(app.state.native.sessions), "streams": len(server.hub),
+            "seats": len(server.seats), "sessions": len(app.state.transports["websocket"].sessions), "streams": len(server.hub),
             "connections": len(listener.server_state.connections), "tasks": len(listener.server_state.tasks),
             **({name: max(0, count - before[name]) for name, count in held_idle(listener).items()} if before else {}),
         }  # fmt: skip
@@ -515,8 +517,8 @@ def left(listener: Any, within_s: float, before: dict[str, int] | None = None) -
 
 
 def run_load(options: argparse.Namespace) -> dict[str, Any]:
-    """Live speech: the demo's recording over and over, each stream from another moment on."""
-    from zendaya.encoders.media import read_audio
+    """Live speech: the demo's recording in a loop, each stream from another moment."""
+    from zendaya.sources.media import read_audio
 
     recording = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
     once = np.concatenate([chunk.samples for chunk in read_audio(recording)])
@@ -528,11 +530,12 @@ def run_load(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], list[Place]]:
-    """What each stream is by itself, in this process."""
+    """The text of each stream alone, in this process."""
     from zendaya import PowerLaw
-    from zendaya.engine import engine_for
-    from zendaya.live import at_once, run
-    from zendaya.pretrained import load_live
+    from zendaya.runtime.engine import engine_for
+    from zendaya.runtime.loading import load_live
+    from zendaya.runtime.pipeline import Pipeline, SourceEncoder
+    from zendaya.sources.live import at_once
 
     @functools.cache
     def loaded() -> tuple[Any, Any, Any]:
@@ -543,21 +546,21 @@ def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], list[Place]]
         model, encoder, engine = loaded()
         session = model.open(PowerLaw(gammas[n % len(gammas)]), engine=engine)
         samples = heard[n].astype(np.float32) / np.float32(32768)
-        events = [moment.event for moment in run(at_once([samples]), encoder, session)]
-        return [(event.window, event.step, event.token, event.text) for event in events]
+        events = Pipeline(session, SourceEncoder(encoder)).run(at_once([samples]))
+        return [(event.window_index, event.step, event.token, event.text) for event in events]
 
     return written
 
 
 def run_realtime(options: argparse.Namespace) -> dict[str, Any]:
-    """Nonsense to the realtime socket of the speech model."""
+    """Malformed events to the realtime socket of the speech model."""
     with child() as port:
         fuzzed = fuzz(port, options.messages, route="realtime", seed=options.seed)
         return {**dataclasses.asdict(fuzzed), "wrong": fuzzed.wrong[:10], "num_wrong": len(fuzzed.wrong)}
 
 
 def run_here(options: argparse.Namespace) -> dict[str, Any]:
-    """Cuts, aborts or nonsense, on a server in this process, and what is left of them."""
+    """Cuts, aborts or fuzzing on a server in this process, and what is left behind."""
     with here(orphan_s=2.0, ping_s=5.0) as (listener, port):
         before = held_idle(listener)
         if options.what == "cuts":

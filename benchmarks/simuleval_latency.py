@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from simuleval.evaluator.scorers import latency_scorer
 
-from zendaya.metrics import latency
+from zendaya.evaluation.metrics import latency
 
 SEED, TRACES = 0, 3000
 PAIRS = {

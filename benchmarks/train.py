@@ -28,10 +28,11 @@ from torch.nn.functional import cross_entropy, linear, pad
 from torch.profiler import ProfilerActivity, profile
 
 import zendaya
-from zendaya import Model, PowerLaw, corpora
-from zendaya.decoder import DecoderConfig
-from zendaya.model import ModelConfig, preset
-from zendaya.text import Tokenizer
+from zendaya import Model, PowerLaw
+from zendaya.data.corpora import registry as corpora
+from zendaya.nn.config import DecoderConfig, ModelConfig
+from zendaya.nn.presets import preset
+from zendaya.nn.tokenizer import Tokenizer
 from zendaya.training.buckets import plan
 
 SCHEDULE = PowerLaw(0.3)
@@ -40,7 +41,7 @@ TOKENS_PER_S = 12.5
 WANTED = {"nn.TransformerDecoder": 1.35, "T5": 1.0, "nn.TransformerDecoder, padded": 2.0}
 """How many times as fast as each the library means to be."""
 
-Example = tuple[Tensor, list[int]]
+TextExample = tuple[Tensor, list[int]]
 
 
 class Ours(nn.Module):
@@ -50,7 +51,7 @@ class Ours(nn.Module):
         super().__init__()
         self.model, self.all_logits = Model(config), all_logits
 
-    def forward(self, examples: Sequence[Example]) -> Tensor:
+    def forward(self, examples: Sequence[TextExample]) -> Tensor:
         """Mean cross-entropy of the examples."""
         batch = self.model.batch([source for source, _ in examples], [ids for _, ids in examples], SCHEDULE)
         if self.all_logits:
@@ -74,7 +75,7 @@ class Plain(nn.Module):
         self.decoder = nn.TransformerDecoder(layer, config.layers, nn.LayerNorm(config.dim) if before else None)
         nn.init.normal_(self.tokens.weight, std=0.02)
 
-    def forward(self, examples: Sequence[Example]) -> Tensor:
+    def forward(self, examples: Sequence[TextExample]) -> Tensor:
         """Mean cross-entropy of the examples."""
         ids_BN, targets_BN, source_BFE, horizons_BN = padded(examples, self.longest)
         row, place = torch.arange(ids_BN.shape[1]), torch.arange(source_BFE.shape[1])
@@ -105,7 +106,7 @@ class T5(nn.Module):
             )
         )  # fmt: skip
 
-    def forward(self, examples: Sequence[Example]) -> Tensor:
+    def forward(self, examples: Sequence[TextExample]) -> Tensor:
         """Mean cross-entropy of the examples."""
         ids_BN, targets_BN, source_BFE, horizons_BN = padded(examples, None)
         licence_B1NF = (torch.arange(source_BFE.shape[1]) < horizons_BN[..., None])[:, None]
@@ -113,7 +114,7 @@ class T5(nn.Module):
         return cross_entropy(linear(rows_BND * self.scale, self.stack.embed_tokens.weight).flatten(0, 1), targets_BN.flatten())
 
 
-def padded(examples: Sequence[Example], longest: tuple[int, int] | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def padded(examples: Sequence[TextExample], longest: tuple[int, int] | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ids, targets, sources and horizons of examples, padded to the longest of them or to `longest` (source, text)."""
     num_source, num_rows = longest or (max(len(source) for source, _ in examples), max(len(ids) + 1 for _, ids in examples))
     ids_BN = torch.stack([pad(torch.tensor([1, *ids]), (0, num_rows - len(ids) - 1)) for _, ids in examples])
@@ -123,7 +124,7 @@ def padded(examples: Sequence[Example], longest: tuple[int, int] | None) -> tupl
     return ids_BN, targets_BN, source_BFE, torch.from_numpy(SCHEDULE.horizons(*lengths, num_steps=num_rows))
 
 
-def num_tokens(examples: Sequence[Example]) -> int:
+def num_tokens(examples: Sequence[TextExample]) -> int:
     """Target tokens, the ends counted."""
     return sum(len(ids) + 1 for _, ids in examples)
 
@@ -131,7 +132,7 @@ def num_tokens(examples: Sequence[Example]) -> int:
 class Contender:
     """A model, its optimiser, the batches it trains on, and how long each took."""
 
-    def __init__(self, name: str, model: nn.Module, batches: Sequence[Sequence[Example]]) -> None:
+    def __init__(self, name: str, model: nn.Module, batches: Sequence[Sequence[TextExample]]) -> None:
         self.name, self.model, self.batches = name, model.train(), batches
         self.optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         self.seconds: list[list[float]] = [[] for _ in batches]
@@ -204,10 +205,10 @@ def fixed(name: str, batch_tokens: int, rounds: int, seed: int) -> dict[str, Any
     """Part 1: full windows and the longest texts of a preset."""
     config = preset(name)
     shape, generator = config.decoder, torch.Generator().manual_seed(seed)
-    num_clips = max(1, batch_tokens // (config.window + config.max_steps))
+    num_clips = max(1, batch_tokens // (config.window_tokens + config.max_steps))
     batch = [
         (
-            torch.randn(config.window, shape.source_dim, generator=generator),
+            torch.randn(config.window_tokens, shape.source_dim, generator=generator),
             torch.randint(4, shape.vocab_size, (config.max_steps - 1,), generator=generator).tolist(),
         )
         for _ in range(num_clips)
@@ -221,7 +222,7 @@ def fixed(name: str, batch_tokens: int, rounds: int, seed: int) -> dict[str, Any
         contenders.append(Contender("T5", T5(shape), [batch]))
     except ImportError as error:
         print(f"T5 is left out: {error}")
-    title = f"{name}: d={shape.dim}, {shape.layers} layers, F={config.window}, N={config.max_steps}, {num_clips} clips a batch"
+    title = f"{name}: d={shape.dim}, {shape.layers} layers, F={config.window_tokens}, N={config.max_steps}, {num_clips} clips a batch"
     return compare(title, contenders, rounds, judged=name != "tiny")
 
 
@@ -253,12 +254,12 @@ def real(name: str, folder: Path, batch_tokens: int, rounds: int, num_batches: i
     longest = (max(size[0] for size in sizes), max(size[1] for size in sizes))
     config = preset("small" if limit is None else "tiny")
     shape = dataclasses.replace(config.decoder, vocab_size=vocab_size, max_source=longest[0], max_rows=longest[1] + 1)
-    config = dataclasses.replace(config, decoder=shape, window=longest[0], max_steps=longest[1], history=False)
+    config = dataclasses.replace(config, decoder=shape, window_tokens=longest[0], max_steps=longest[1], history=False)
     rng, batch_tokens = np.random.default_rng(seed), max(batch_tokens, sum(longest))
     alike = plan(sizes, batch_tokens, rng)
     by_chance = np.array_split(rng.permutation(len(sizes)), math.ceil(len(sizes) / (batch_tokens // sum(longest))))
 
-    def drawn(batches: Sequence[Sequence[int]]) -> list[list[Example]]:
+    def drawn(batches: Sequence[Sequence[int]]) -> list[list[TextExample]]:
         return [[(torch.randn(sizes[i][0], shape.source_dim), texts[i]) for i in batch] for batch in batches[:num_batches]]
 
     def filled(batches: Sequence[Sequence[int]]) -> float:

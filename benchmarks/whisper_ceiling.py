@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
-from zendaya.corpora import read
-from zendaya.encoders.media import read_audio
+from zendaya.data.corpora.registry import read
+from zendaya.sources.media import read_audio
 
 EVERY = 40
 
