@@ -6,6 +6,7 @@ Every job runs on one thread of PyTorch, so results are the same bits with any n
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -14,9 +15,10 @@ import signal
 import socket
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zendaya.errors import ConfigError, MissingExtraError, WorkerError, ZendayaError
 
@@ -109,12 +111,12 @@ class Executor(Generic[Job, Result]):
 
     @property
     def num_idle(self) -> int:
-        """Workers without a job."""
+        """Number of workers without a job."""
         return len(self._idle)
 
     @property
     def running(self) -> list[Job]:
-        """Jobs submitted and not over."""
+        """Jobs submitted and not finished."""
         return list(self._busy.values())
 
     def submit(self, job: Job) -> int:
@@ -130,8 +132,7 @@ class Executor(Generic[Job, Result]):
 
     def stop(self) -> Iterator[Finished[Job, Result]]:
         """Ask all workers to save their work and stop; the jobs that still gave a result."""
-        for answer in self._backend.stop():
-            yield self._finished(*answer)
+        return itertools.starmap(self._finished, self._backend.stop())
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in the order of the jobs, which are read as workers need them; the first error is raised."""
@@ -172,14 +173,17 @@ class _Worker:
     """Builds its work function once, and does one job after another with it."""
 
     def __init__(self, setup: Setup[Any, Any]) -> None:
-        self._setup = setup
-        self._work: Work[Any, Any] | None = None
+        self._setup = functools.cache(setup)
 
     def do(self, job: Any, report: Report) -> Any:
-        with _one_thread():
-            if self._work is None:
-                self._work = self._setup()
-            return self._work(job, report)
+        import torch
+
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums over several threads are rounded differently
+        try:
+            return self._setup()(job, report)
+        finally:
+            torch.set_num_threads(num_threads)
 
     def answer(self, job: Any, report: Report) -> _Answer:
         """The outcome of a job in a form that pickles; other errors than ours go as text, since not all of them do."""
@@ -191,35 +195,27 @@ class _Worker:
             return _Answer(error=RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of PyTorch: sums over several threads are rounded differently."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class _Backend(Protocol):
+class _Backend(ABC):
     """Workers by number from 0, each with one job at a time."""
 
     size: int
 
+    @abstractmethod
     def give(self, worker: int, job: Any) -> None: ...
 
+    @abstractmethod
     def take(self, report: Report) -> tuple[int, _Answer]:
         """The next worker that is done, and the outcome of its job."""
 
-    def stop(self) -> Iterator[tuple[int, _Answer]]: ...
+    def stop(self) -> Iterator[tuple[int, _Answer]]:
+        """Save and stop what runs; a run on a Ray cluster goes on from the last state it saved."""
+        return iter(())
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """End the workers."""
 
 
-class _ThisProcess:
+class _ThisProcess(_Backend):
     """This process, in the thread that waits; signals and errors of a job are those of the caller."""
 
     size = 1
@@ -236,14 +232,8 @@ class _ThisProcess:
         except Exception as error:
             return 0, _Answer(error=error)
 
-    def stop(self) -> Iterator[tuple[int, _Answer]]:
-        return iter(())
 
-    def close(self) -> None:
-        pass
-
-
-class _Processes:
+class _Processes(_Backend):
     """Processes of this machine, each at the end of a pipe; one that dies is replaced."""
 
     def __init__(self, setup: Setup[Any, Any], size: int) -> None:
@@ -315,12 +305,8 @@ class _Processes:
         self._busy.discard(worker)
         self._pipes[worker].close()
         self._start(worker)
-        return _Answer(
-            error=WorkerError(
-                f"a worker process ended unexpectedly (exit code {code}), perhaps out of memory: finished work is kept; "
-                f"run the same command again, with fewer workers"
-            )
-        )
+        why = f"a worker process ended unexpectedly (exit code {code}), perhaps out of memory"
+        return _Answer(error=WorkerError(f"{why}: finished work is kept; run the same command again, with fewer workers"))
 
 
 def _serve(pipe: multiprocessing.connection.Connection[Any, Any], setup: Setup[Any, Any]) -> None:
@@ -376,16 +362,13 @@ class _RayWorker:
 
     def answer(self, job: Any) -> _Answer:
         self._message = None
-        return self._worker.answer(job, self._note)
+        return self._worker.answer(job, lambda message: setattr(self, "_message", message))
 
     def message(self) -> Any:
         return self._message
 
-    def _note(self, message: Any) -> None:
-        self._message = message
 
-
-class _Ray:
+class _Ray(_Backend):
     """Actors of a Ray cluster. One whose machine is lost is started again elsewhere, and does its job again."""
 
     def __init__(self, setup: Setup[Any, Any], workers: Workers, purpose: str) -> None:
@@ -424,11 +407,5 @@ class _Ray:
             return worker, self._ray.get(ready[0])
         except self._ray.exceptions.RayError as error:
             self._actors[worker] = self._actor.remote(self._setup)
-            reason = str(error).strip().splitlines()[0]
-            return worker, _Answer(
-                error=WorkerError(f"a Ray worker was lost ({reason}): finished work is kept; run the same command again")
-            )
-
-    def stop(self) -> Iterator[tuple[int, _Answer]]:
-        """None: a run on a cluster goes on from the last state it saved."""
-        return iter(())
+            why = f"a Ray worker was lost ({str(error).strip().splitlines()[0]})"
+            return worker, _Answer(error=WorkerError(f"{why}: finished work is kept; run the same command again"))
