@@ -22,11 +22,10 @@ def check_schedule(probe: Probe) -> None:
     """The one condition of Theorem 1: horizons never decrease."""
     horizons = probe.schedule.horizons(probe.window_tokens, probe.steps)
     probe.count_tested("schedule", probe.steps)
-    for step in (np.nonzero(np.diff(horizons) < 0)[0] + 2).tolist():
-        drop = int(horizons[step - 2] - horizons[step - 1])
-        detail = f"the horizon decreases by {drop}, so step {step} inherits what step {step - 1} read"
-        probe.add("schedule", "nothing", step, int(horizons[step - 1]), detail=detail)
-        return
+    if drops := (np.nonzero(np.diff(horizons) < 0)[0] + 2).tolist():
+        before, after = horizons[drops[0] - 2 : drops[0]].tolist()
+        detail = f"the horizon decreases by {before - after}, so step {drops[0]} inherits what step {drops[0] - 1} read"
+        probe.add("schedule", "nothing", drops[0], after, detail=detail)
 
 
 def check_forced(probe: Probe, *, history: bool) -> None:
@@ -40,14 +39,13 @@ def check_forced(probe: Probe, *, history: bool) -> None:
 
     base_NV, base64_NV = logits(probe.model, source_TE), logits(probe.double, source_TE)
 
-    def single(index: int) -> Tensor:
-        changed_TE = source_TE.clone()
-        changed_TE[index] = probe.tokens(1, spread=3.0)[0]
-        return logits(probe.model, changed_TE)
-
     def locate(step: int, first: int) -> int:
-        changed = (i for i in range(first, source_TE.shape[0]) if not torch.equal(base_NV[step - 1], single(i)[step - 1]))
-        return next(changed, first)
+        for index in range(first, source_TE.shape[0]):
+            changed_TE = source_TE.clone()
+            changed_TE[index] = probe.tokens(1, spread=3.0)[0]
+            if not torch.equal(base_NV[step - 1], logits(probe.model, changed_TE)[step - 1]):
+                return index
+        return first
 
     horizons = probe.horizons(source_TE.shape[0], probe.steps)
     keeps = [h for h in horizons if h < source_TE.shape[0]]

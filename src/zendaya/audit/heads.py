@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,16 +16,8 @@ Past = tuple[Tensor, list[int]] | None
 DRAWS = 8
 """Windows that each head is tried on."""
 
-
-@dataclass(frozen=True)
-class _Head:
-    """One head under test: its buffer, its raw outputs and its decision."""
-
-    path: str
-    keep: int
-    what: str
-    outputs: Callable[[Model, Tensor, Tensor, History | None], Tensor]
-    decide: Callable[[Tensor, Past], int]
+Outputs = Callable[[Model, Tensor, Tensor, History | None], Tensor]
+Decide = Callable[[Tensor, Past], int]
 
 
 def check_length(probe: Probe) -> None:
@@ -41,7 +32,7 @@ def check_length(probe: Probe) -> None:
     def steps(window_TE: Tensor, past: Past) -> int:
         return probe.model.predict_steps(window_TE, keep, past)
 
-    _check_head(probe, _Head("length head", keep, "the predicted length", logits, steps))
+    _check_head(probe, "length head", keep, "the predicted length", logits, steps)
 
 
 def check_gamma(probe: Probe, schedule: Schedule) -> None:
@@ -57,7 +48,7 @@ def check_gamma(probe: Probe, schedule: Schedule) -> None:
         def settles(window_TE: Tensor, past: Past, place: int = place, keep: int = keep) -> int:
             return probe.model.settles_for(place, window_TE, keep, past, price=schedule.price)
 
-        _check_head(probe, _Head("gamma head", keep, f"whether gamma={gammas[place]} is taken", costs, settles))
+        _check_head(probe, "gamma head", keep, f"whether gamma={gammas[place]} is taken", costs, settles)
 
 
 def _buffer(probe: Probe, schedule: Schedule) -> int:
@@ -66,28 +57,28 @@ def _buffer(probe: Probe, schedule: Schedule) -> int:
     return schedule.buffer(probe.window_tokens, probe.model.config.max_steps) if causal else probe.window_tokens
 
 
-def _check_head(probe: Probe, head: _Head) -> None:
+def _check_head(probe: Probe, path: str, keep: int, what: str, outputs: Outputs, decide: Decide) -> None:
+    """Test one head: its buffer, its raw outputs and its decision."""
     causal = probe.model.config.length == "inf"
-    lengths_B = torch.tensor([head.keep] * 3)
+    lengths_B = torch.tensor([keep] * 3)
     for _ in range(DRAWS):
         source_BTE = torch.stack([probe.tokens(probe.window_tokens + MORE) for _ in range(3)])
         past = (probe.tokens(probe.window_tokens // 2), probe.text(probe.steps // 2))
-        base_1C = head.outputs(probe.model, source_BTE, lengths_B, probe.model.pack_history([past, None, past]))[:1]
-        base = head.decide(source_BTE[0], past)
-        probe.count_tested(head.path, 1)
+        base_1C = outputs(probe.model, source_BTE, lengths_B, probe.model.pack_history([past, None, past]))[:1]
+        base = decide(source_BTE[0], past)
+        probe.count_tested(path, 1)
         for variant in VARIANTS:
             if variant in SAME_SHAPE:
-                probe_BTE = torch.stack([probe.replace(s, head.keep if i == 0 else 0, variant) for i, s in enumerate(source_BTE)])
-                probe_1C = head.outputs(probe.model, probe_BTE, lengths_B, probe.model.pack_history([past, past, None]))[:1]
-                probe.compare(Replacement(head.path, variant, [1], head.keep), base_1C, probe_1C)
-            if causal and head.decide(probe.replace(source_BTE[0], head.keep, variant), past) != base:
-                detail = f"{head.what} changes with tokens past the first {head.keep}"
-                probe.add(head.path, variant, 1, head.keep, detail=detail)
+                probe_BTE = torch.stack([probe.replace(s, keep if i == 0 else 0, variant) for i, s in enumerate(source_BTE)])
+                probe_1C = outputs(probe.model, probe_BTE, lengths_B, probe.model.pack_history([past, past, None]))[:1]
+                probe.compare(Replacement(path, variant, [1], keep), base_1C, probe_1C)
+            if causal and decide(probe.replace(source_BTE[0], keep, variant), past) != base:
+                probe.add(path, variant, 1, keep, detail=f"{what} changes with tokens past the first {keep}")
                 return
         longer = (probe.tokens(probe.window_tokens), probe.text(probe.steps - 1))
         source64_BTE = source_BTE.double()
         base64_1C, probe64_1C = (
-            head.outputs(probe.double, source64_BTE, lengths_B, probe.double.pack_history(histories))[:1]
+            outputs(probe.double, source64_BTE, lengths_B, probe.double.pack_history(histories))[:1]
             for histories in ([past, None, past], [past, longer, longer])
         )
-        probe.compare(Replacement(head.path, "longer neighbours", [1], head.keep, exact=False), base64_1C, probe64_1C)
+        probe.compare(Replacement(path, "longer neighbours", [1], keep, exact=False), base64_1C, probe64_1C)

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zendaya.audit.model import audit
-from zendaya.audit.report import AuditReport
+from zendaya.audit import AuditReport, audit
 from zendaya.nn.cache import Cache
 from zendaya.nn.decoder import Attention, AttentionTap, Decoder, History
 from zendaya.nn.model import Batch, Model
