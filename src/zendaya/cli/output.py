@@ -1,4 +1,4 @@
-"""What commands print: tables, progress, and one-line messages."""
+"""Output of commands: tables, progress bars and one-line messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
 from zendaya.records import Progress
 
@@ -23,11 +22,12 @@ def say(message: str) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print a header and its rows, numbers to the right; in a narrow terminal columns go on in a second line, and no name is cut."""
+    """Print a header and its rows, numbers right-aligned; a narrow terminal, or $COLUMNS, wraps rows between columns."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(map(_NUMBER.match, column[1:])) for column in columns]
-    places = _lines(widths, _terminal_width())
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else None
+    places = _lines(widths, limit)
     for row in rows:
         cells = [cell.rjust(width) if to else cell.ljust(width) for cell, width, to in zip(row, widths, right, strict=True)]
         for number, line in enumerate(places):
@@ -46,13 +46,8 @@ def _lines(widths: list[int], limit: int | None) -> list[list[int]]:
     return lines
 
 
-def _terminal_width() -> int | None:
-    """Columns of the terminal, or of $COLUMNS; None where output goes to a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else None
-
-
 class ProgressBar:
-    """A bar on stderr while somebody watches a terminal, nothing in a log."""
+    """A progress bar on stderr, if that is a terminal."""
 
     def __init__(self, watched: bool = True) -> None:
         from rich.console import Console
@@ -61,19 +56,19 @@ class ProgressBar:
 
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
-        shown = watched and console.is_terminal
-        self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not shown)
+        hidden = not (watched and console.is_terminal)
+        self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden)
         self._task = self._bar.add_task("", total=None)
         self._stage: str | None = None
 
     def __enter__(self) -> ProgressBar:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def show(self, progress: Progress) -> None:
-        """How far a job is; a new stage begins the estimate anew, with what is already done not counted in it."""
+        """Draw the progress of a job; a new stage restarts the estimate, from the work still to do."""
         if progress.stage != self._stage:
             self._bar.start()
             self._bar.reset(self._task, total=progress.total, completed=progress.done)

@@ -51,9 +51,8 @@ def read_microphone(device: int | str | None = None, *, chunk_s: float = 0.1) ->
                 yield AudioChunk(np.asarray(samples, np.float32)[:, 0].copy(), heard / SAMPLE_RATE, bool(lost))
                 heard += size
     except sounddevice.PortAudioError as error:
-        raise SourceError(
-            f"microphone: {device if device is not None else 'the default device'} cannot be read at 16 kHz: {error}"
-        ) from None
+        name = "the default device" if device is None else device
+        raise SourceError(f"microphone: {name} cannot be read at 16 kHz: {error}") from None
 
 
 def _sounddevice() -> Any:
