@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import zendaya
-from zendaya.cli.options import check_exists, command
+from zendaya.cli.options import check_exists, check_model, command
 from zendaya.errors import ConfigError
 from zendaya.records import option
 from zendaya.runtime.policies import Policy, parse_policy
@@ -64,6 +64,7 @@ def audit(
     """
     if (checkpoint is None) == (not options.random):
         raise ConfigError("give either a checkpoint or --random, one of the two")
+    check_model(checkpoint)
     passed = True
     for name, model in _models(checkpoint, options):
         for words, engine, report in _reports(name, model, options):

@@ -21,6 +21,11 @@ def say(message: str) -> None:
     print(f"zendaya: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+def number(value: float | None, form: str) -> str:
+    """A number in a format, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print a header and its rows, numbers right-aligned; a narrow terminal, or $COLUMNS, wraps rows between columns."""
     columns = list(zip(*rows, strict=True))

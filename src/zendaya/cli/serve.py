@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from zendaya.cli.options import command
+from zendaya.cli.options import check_model, command
 from zendaya.cli.output import say
 from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.serve.config import ServeConfig
@@ -46,6 +46,7 @@ def serve(
 
     SIGTERM lets streams finish within --drain, Ctrl-C writes out what has arrived; logs are JSON on standard error.
     """
+    check_model(model)
     try:
         from zendaya.serve.listening import bind
         from zendaya.serve.logs import log_to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -13,15 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from zendaya.cli.options import Force, Json, command
-from zendaya.cli.output import INTERRUPTED, print_table, say
+from zendaya.cli.options import Force, Json, check_exists, command
+from zendaya.cli.output import INTERRUPTED, number, print_table, say
 from zendaya.errors import ConfigError
 from zendaya.records import listed, option
 
 if TYPE_CHECKING:
     from zendaya.research.sweep.cost import Estimate
     from zendaya.research.sweep.grids import Grid
-    from zendaya.research.sweep.run import CellUpdate, SweepSummary
+    from zendaya.research.sweep.run import CellUpdate
 
 FAILED = 1
 
@@ -50,6 +51,8 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Train and decode a whole grid into one table; a stopped run goes on with the same command."""
+    if grid is not None and grid.endswith(".json"):
+        check_exists(grid, "a grid")
     from zendaya.research.sweep import grids
     from zendaya.research.sweep.table import check_export
 
@@ -65,9 +68,8 @@ def sweep(
         _dry_run(wanted, options.out, options.tokens_per_s, as_json)
         return
     if options.data is None or options.out is None:
-        raise ConfigError(
-            f"grid {wanted.name} needs --data (the folder of its corpora, or $ZENDAYA_DATA) and --out (the folder of the sweep)"
-        )
+        needed = "--data (the folder of its corpora, or $ZENDAYA_DATA) and --out (the folder of the sweep)"
+        raise ConfigError(f"grid {wanted.name} needs {needed}")
     if options.export is not None:
         check_export(options.export, force=force)
     _run(wanted, options, options.data, options.out, as_json)
@@ -91,11 +93,8 @@ def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool
 
     console = Console(stderr=True)
     places = {"data": data, "out": out, "features": options.features, "processes": options.processes, "ray": options.ray}
-    if console.is_terminal:
-        with _Bars(console) as bars:
-            summary = run(grid, **places, report=bars.show)  # type: ignore[arg-type]
-    else:
-        summary = run(grid, **places, report=_say)  # type: ignore[arg-type]
+    with _Bars(console) if console.is_terminal else contextlib.nullcontext() as bars:
+        summary = run(grid, **places, report=_say if bars is None else bars.show)  # type: ignore[arg-type]
     if options.export is not None:
         Table(out).export(options.export, force=True)
     if as_json:
@@ -104,10 +103,6 @@ def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool
     else:
         before = f", {summary.skipped} of them before" if summary.skipped else ""
         typer.echo(f"{out}: {grid.name}: {summary.done} of {summary.total} cells done{before}")
-    _end(summary)
-
-
-def _end(summary: SweepSummary) -> None:
     for label, error in summary.failed:
         say(f"failed: {label}: {error.strip().splitlines()[-1]}")
     if summary.stopped:
@@ -118,20 +113,16 @@ def _end(summary: SweepSummary) -> None:
 
 
 def _words(update: CellUpdate) -> str:
-    kind = {"encode": "encode", "train": "train", "evaluate": "decode"}[update.cell.kind]
-    return f"{kind} {update.cell.label}"
+    return f"{'decode' if update.cell.kind == 'evaluate' else update.cell.kind} {update.cell.label}"
 
 
 def _say(update: CellUpdate) -> None:
-    """A line for a log: what was begun and what became of it."""
-    place = f"[{update.finished}/{update.total}]"
-    if update.state == "begun":
-        typer.echo(f"{place} {_words(update)}", err=True)
-    elif update.state in ("done", "failed"):
+    """A line for a log: the start of a cell, and its end."""
+    if update.state in ("begun", "done", "failed", "stopped"):
+        state = "" if update.state == "begun" else f"{update.state} "
         error = f": {update.error.strip().splitlines()[-1]}" if update.error else ""
-        typer.echo(f"{place} {update.state} {_words(update)}, {update.seconds:.0f} s{error}", err=True)
-    elif update.state == "stopped":
-        typer.echo(f"{place} stopped {_words(update)}", err=True)
+        seconds = f", {update.seconds:.0f} s" if update.state in ("done", "failed") else ""
+        typer.echo(f"[{update.finished}/{update.total}] {state}{_words(update)}{seconds}{error}", err=True)
 
 
 class _Bars:
@@ -187,11 +178,9 @@ def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: 
     print_table(rows + [[str(number), *_cells(one)] for number, one in enumerate(found, start=1)])
     print()
     for mode in ("offline", "streaming"):
-        some = [one for one in found if one.modes == (mode,)]
-        if some:
+        if some := [one for one in found if one.modes == (mode,)]:
             print(_total(f"{len(some)} {mode} training runs", some))
-    if any(len(one.modes) > 1 for one in found):
-        some = [one for one in found if len(one.modes) > 1]
+    if some := [one for one in found if len(one.modes) > 1]:
         print(_total(f"{len(some)} training runs decoded both ways", some))
     print(_total(f"{len(found)} training runs in all", found))
     for name, rate in rates.items():
@@ -211,14 +200,10 @@ def _facts(one: Estimate) -> dict[str, object]:
 
 
 def _cells(one: Estimate) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
-    config = one.config
+    config, petaflops = one.config, None if one.flops is None else one.flops / 1e15
     return [
         config.name, str(config.schedule), str(config.loop.seed), f"{one.num_decodes} × {', '.join(one.modes)}", number(one.steps, ",d"),
-        number(one.tokens, ",d"), number(None if one.flops is None else one.flops / 1e15, ",.2f"), number(one.train_h, ",.2f"),
-        number(one.decode_h, ",.2f"),
+        number(one.tokens, ",d"), number(petaflops, ",.2f"), number(one.train_h, ",.2f"), number(one.decode_h, ",.2f"),
     ]  # fmt: skip
 
 
@@ -241,7 +226,7 @@ def report(
     formats: Annotated[list[str] | None, typer.Option("--format", help="md, latex or html; may be repeated; all if not given.")] = None,
     to: Annotated[Path | None, typer.Option(help="The folder the report goes to; OUT/report if not given.")] = None,
     export: Annotated[Path | None, typer.Option(help="Also write the table of results to FILE.csv or FILE.parquet.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Force = False,
 ) -> None:
     """Turn a sweep's results into tables, figures and one page with interactive plots.
 
