@@ -27,7 +27,7 @@ SCHEDULE = "A schedule, as 0.3, wait-k=10,stride=2, full"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """What is audited, and how closely."""
+    """Options of an audit of a decoder."""
 
     random: bool = option(False, "Audit random weights instead, of every preset or of those named.")
     presets: tuple[str, ...] = option((), "With --random: a preset; may be repeated.", name="--preset")
@@ -65,12 +65,12 @@ def audit(
     if (checkpoint is None) == (not options.random):
         raise ConfigError("give either a checkpoint or --random, one of the two")
     check_model(checkpoint)
-    passed = True
+    passed = list[bool]()
     for name, model in _models(checkpoint, options):
         for words, engine, report in _reports(name, model, options):
-            passed = passed and report.passed
+            passed.append(report.passed)
             _print(words, engine, report, as_json)
-    if not passed:
+    if not all(passed):
         raise typer.Exit(1)
 
 
@@ -122,7 +122,7 @@ def _print(name: str, engine: str, report: AuditReport, as_json: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RawAuditOptions:
-    """How an encoder and a decoder are audited from raw input to text."""
+    """Options of an audit from raw input to text."""
 
     model: str | None = option(None, "A checkpoint folder or hub id; random weights if not given.")
     schedule: Schedule | Policy = option(PowerLaw(1.0), f"{SCHEDULE}, alignatt=4.", parse=parse_policy)
@@ -179,7 +179,6 @@ def _model_for(encoder: str, dim: int, options: RawAuditOptions) -> Model:
         return Model.from_preset("tiny", seed=options.seed, decoder=shape)
     model = load_model(options.model)
     if model.config.decoder.source_dim != dim:
-        raise ConfigError(
-            f"{options.model} reads {model.config.decoder.source_dim} features per token, {encoder} gives {dim}: they do not fit"
-        )
+        reads = f"{options.model} reads {model.config.decoder.source_dim} features per token"
+        raise ConfigError(f"{reads}, {encoder} gives {dim}: they do not fit")
     return model

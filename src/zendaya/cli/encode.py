@@ -14,7 +14,6 @@ from zendaya.cli.options import Corpus, Json, check_exists, command
 from zendaya.cli.output import INTERRUPTED, ProgressBar, say
 from zendaya.data.corpora.registry import get
 from zendaya.data.features.options import EncodeOptions
-from zendaya.records import Progress
 
 if TYPE_CHECKING:
     from zendaya.data.features.encode import Summary
@@ -36,17 +35,11 @@ def encode(
     check_exists(path, f"the corpus {corpus}")
     from zendaya.data.features.encode import encode_corpus
 
-    last = Progress(0, 0)
     with ProgressBar() as bar:
-
-        def show(progress: Progress) -> None:
-            nonlocal last
-            last = progress
-            bar.show(progress)
-
         try:
-            summary = encode_corpus(corpus, path, out, encoder=encoder, options=options, report=show)
+            summary = encode_corpus(corpus, path, out, encoder=encoder, options=options, report=bar.show)
         except KeyboardInterrupt:
+            last = bar.last
             kept = f"{last.done} of {last.total} clips are in {out}" if last.total else "nothing was encoded yet"
             say(f"stopped: {kept}; run the same command again to go on")
             raise typer.Exit(INTERRUPTED) from None
@@ -67,7 +60,6 @@ def _text(summary: Summary, path: Path) -> str:
     for kind, number in summary.problems.items():
         lines.append(f"{kind} × {number}: see {Path(summary.store) / PROBLEMS}")
     if summary.corpus_problems:
-        lines.append(
-            f"the published files have {summary.corpus_problems} problems: see zendaya corpora check {summary.signature['corpus']} {path}"
-        )
+        check = f"zendaya corpora check {summary.signature['corpus']} {path}"
+        lines.append(f"the published files have {summary.corpus_problems} problems: see {check}")
     return "\n".join(lines)

@@ -65,6 +65,7 @@ class ProgressBar:
         self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden)
         self._task = self._bar.add_task("", total=None)
         self._stage: str | None = None
+        self.last = Progress(0, 0)
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -74,6 +75,7 @@ class ProgressBar:
 
     def show(self, progress: Progress) -> None:
         """Draw the progress of a job; a new stage restarts the estimate, from the work still to do."""
+        self.last = progress
         if progress.stage != self._stage:
             self._bar.start()
             self._bar.reset(self._task, total=progress.total, completed=progress.done)

@@ -1,4 +1,4 @@
-"""`zendaya train` and `zendaya recipes`."""
+"""`zendaya train` and `zendaya recipes`: train a model by a recipe, list the recipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeChanges:
-    """What is changed in a recipe; a field of None leaves the recipe's own value."""
+    """Changes to a recipe; None leaves the recipe's own value."""
 
     schedule: str | None = option(None, "0.3, wait-k=10 (its stride is the corpus's), full, or dial: every γ in one model; dial+wait-k.")
     gamma: float | None = option(None, "The dial: 0 offline, 1 real time, above 1 starved.")
@@ -62,7 +62,7 @@ def train(
     config = recipes.configured(recipe, schedule=changes.schedule, gamma=changes.gamma, seed=changes.seed)
     config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes.loop()))  # type: ignore[arg-type]
     out = run.out or Path("runs") / f"{config.name}-{str(config.schedule).replace('=', '')}-seed{config.loop.seed}"
-    first = _is_first_process()
+    first = os.environ.get("RANK", "0") == "0"  # of the processes of a torchrun, one prints
     with ProgressBar(watched=first) as bar:
         result = recipes.train(config, data=run.data, out=out, store=run.store, resume=run.resume, limit=run.limit, report=bar.show)
     stop_if_interrupted(result)
@@ -75,13 +75,8 @@ def train(
         )
 
 
-def _is_first_process() -> bool:
-    """Whether this is the process of a torchrun that speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def stop_if_interrupted(result: TrainResult) -> None:
-    """End the command where a training run was stopped, and say how it goes on."""
+    """End the command if the training run was stopped, and print how to resume it."""
     if result.interrupted:
         say(f"stopped after step {result.steps}: the same command with --resume goes on")
         raise typer.Exit(INTERRUPTED)
