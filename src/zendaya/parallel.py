@@ -153,20 +153,13 @@ class Executor(Generic[Job, Result]):
                 done[numbers.pop(finished.worker)] = finished.result
             yield done.pop(wanted)
 
-    def _finished(self, worker: int, answer: _Answer) -> Finished[Job, Result]:
+    def _finished(self, worker: int, outcome: _Outcome) -> Finished[Job, Result]:
         self._idle.append(worker)
-        return Finished(self._busy.pop(worker), worker, answer.result, answer.error)
+        return Finished(self._busy.pop(worker), worker, *outcome)
 
 
-# Workers.
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The outcome of a job as it leaves a worker."""
-
-    result: Any = None
-    error: Exception | None = None
+_Outcome = tuple[Any, Exception | None]
+"""The result of a job, or the error that ended it."""
 
 
 class _Worker:
@@ -185,14 +178,14 @@ class _Worker:
         finally:
             torch.set_num_threads(num_threads)
 
-    def answer(self, job: Any, report: Report) -> _Answer:
+    def answer(self, job: Any, report: Report) -> _Outcome:
         """The outcome of a job in a form that pickles; other errors than ours go as text, since not all of them do."""
         try:
-            return _Answer(self.do(job, report))
+            return self.do(job, report), None
         except ZendayaError as error:
-            return _Answer(error=error)
+            return None, error
         except Exception:
-            return _Answer(error=RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+            return None, RuntimeError(f"a worker failed:\n{traceback.format_exc()}")
 
 
 class _Backend(ABC):
@@ -204,10 +197,10 @@ class _Backend(ABC):
     def give(self, worker: int, job: Any) -> None: ...
 
     @abstractmethod
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         """The next worker that is done, and the outcome of its job."""
 
-    def stop(self) -> Iterator[tuple[int, _Answer]]:
+    def stop(self) -> Iterator[tuple[int, _Outcome]]:
         """Save and stop what runs; a run on a Ray cluster goes on from the last state it saved."""
         return iter(())
 
@@ -226,11 +219,11 @@ class _ThisProcess(_Backend):
     def give(self, worker: int, job: Any) -> None:
         self._job = job
 
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         try:
-            return 0, _Answer(self._worker.do(self._job, report))
+            return 0, (self._worker.do(self._job, report), None)
         except Exception as error:
-            return 0, _Answer(error=error)
+            return 0, (None, error)
 
 
 class _Processes(_Backend):
@@ -273,40 +266,41 @@ class _Processes(_Backend):
             self._pipes[worker].send(job)
         self._busy.add(worker)
 
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         while True:
             waiting = {self._pipes[worker]: worker for worker in self._busy}
             for pipe in multiprocessing.connection.wait(list(waiting)):
                 worker = waiting[pipe]  # type: ignore[index]
                 try:
-                    message = self._pipes[worker].recv()
+                    is_outcome, message = self._pipes[worker].recv()
                 except (EOFError, OSError):
-                    return worker, self._replace(worker)
-                if isinstance(message, _Answer):
+                    return worker, (None, self._replace(worker))
+                if is_outcome:
                     self._busy.discard(worker)
                     return worker, message
                 report(message)
 
-    def stop(self) -> Iterator[tuple[int, _Answer]]:
+    def stop(self) -> Iterator[tuple[int, _Outcome]]:
         for worker in self._busy:
             self._processes[worker].terminate()
         for worker in sorted(self._busy):
             pipe, deadline = self._pipes[worker], time.monotonic() + STOP_S
             with contextlib.suppress(EOFError, OSError):
                 while pipe.poll(max(0.0, deadline - time.monotonic())):
-                    if isinstance(message := pipe.recv(), _Answer):
+                    is_outcome, message = pipe.recv()
+                    if is_outcome:
                         self._busy.discard(worker)
                         yield worker, message
                         break
 
-    def _replace(self, worker: int) -> _Answer:
+    def _replace(self, worker: int) -> WorkerError:
         self._processes[worker].join()
         code = self._processes[worker].exitcode
         self._busy.discard(worker)
         self._pipes[worker].close()
         self._start(worker)
         why = f"a worker process ended unexpectedly (exit code {code}), perhaps out of memory"
-        return _Answer(error=WorkerError(f"{why}: finished work is kept; run the same command again, with fewer workers"))
+        return WorkerError(f"{why}: finished work is kept; run the same command again, with fewer workers")
 
 
 def _serve(pipe: multiprocessing.connection.Connection[Any, Any], setup: Setup[Any, Any]) -> None:
@@ -318,14 +312,11 @@ def _serve(pipe: multiprocessing.connection.Connection[Any, Any], setup: Setup[A
         nonlocal last_s
         if time.monotonic() - last_s > REPORT_S:
             last_s = time.monotonic()
-            pipe.send(message)
+            pipe.send((False, message))
 
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         while True:
-            pipe.send(worker.answer(pipe.recv(), report))
-
-
-# Ray.
+            pipe.send((True, worker.answer(pipe.recv(), report)))
 
 
 @contextlib.contextmanager
@@ -360,7 +351,7 @@ class _RayWorker:
     def __init__(self, setup: Setup[Any, Any]) -> None:
         self._worker, self._message = _Worker(setup), None
 
-    def answer(self, job: Any) -> _Answer:
+    def answer(self, job: Any) -> _Outcome:
         self._message = None
         return self._worker.answer(job, lambda message: setattr(self, "_message", message))
 
@@ -391,7 +382,7 @@ class _Ray(_Backend):
     def give(self, worker: int, job: Any) -> None:
         self._running[self._actors[worker].answer.remote(job)] = worker
 
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         while True:
             ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=POLL_S)
             if ready:
@@ -408,4 +399,4 @@ class _Ray(_Backend):
         except self._ray.exceptions.RayError as error:
             self._actors[worker] = self._actor.remote(self._setup)
             why = f"a Ray worker was lost ({str(error).strip().splitlines()[0]})"
-            return worker, _Answer(error=WorkerError(f"{why}: finished work is kept; run the same command again"))
+            return worker, (None, WorkerError(f"{why}: finished work is kept; run the same command again"))

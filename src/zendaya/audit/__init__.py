@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from zendaya.audit import decoder, heads, live
+from zendaya.audit import decoder, live
 from zendaya.audit.probe import MORE, Probe
 from zendaya.audit.probe import AuditReport as AuditReport
 from zendaya.errors import ConfigError
@@ -65,9 +65,9 @@ def audit(
                     decoder.check_forced_batch(each, history=history)
                 decoder.check_incremental(each)
                 decoder.check_incremental_batch(each)
-                heads.check_length(each)
+                decoder.check_length(each)
             if schedule.learned:
-                heads.check_gamma(probe, schedule)
+                decoder.check_gamma(probe, schedule)
         live.check_live(probe)
     finally:
         model.train(training)

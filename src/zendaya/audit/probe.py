@@ -77,22 +77,6 @@ class AuditReport:
         return record
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """One replacement and the steps that it must not change."""
-
-    path: str
-    variant: str
-    steps: Sequence[int]
-    """Steps compared, from 1."""
-    keep: int | Sequence[int]
-    """Source tokens kept: one number, or one per step."""
-    exact: bool = True
-    """Equal to the bit, or within TOLERANCE where the replacement changes shapes."""
-    locate: Callable[[int, int], int] | None = None
-    """Finds the source token that a step depends on, at or after an index; default: the first one replaced."""
-
-
 @dataclass
 class Probe:
     """One audit in progress: the model, the schedule, the random generator and the findings."""
@@ -147,14 +131,21 @@ class Probe:
         """Record a violation."""
         self.report.violations.append(Violation(path, variant, step, source_index, size, detail))
 
-    def compare(self, test: Replacement, base_NV: Tensor, probe_NV: Tensor) -> None:
-        """Record a violation at the first compared step where the probe's logits differ from the base's."""
+    def compare(
+        self, path: str, variant: str, steps: Sequence[int], keep: int | Sequence[int], base_NV: Tensor, probe_NV: Tensor, *,
+        exact: bool = True, locate: Callable[[int, int], int] | None = None,
+    ) -> None:  # fmt: skip
+        """Record a violation at the first of the steps (from 1) where the probe's logits differ from the base's.
+
+        `keep` is the number of source tokens kept, one or per step. Where not `exact`, a replacement changed shapes and TOLERANCE holds.
+        `locate` finds the source token that a step depends on, at or after an index; default: the first one replaced.
+        """
         self.report.probes += 1
-        for step in test.steps:
+        for step in steps:
             base_V, probe_V = base_NV[step - 1], probe_NV[step - 1]
             size = float((base_V - probe_V).abs().max())
-            if torch.equal(base_V, probe_V) if test.exact else size <= TOLERANCE * max(1.0, float(base_V.abs().max())):
+            if torch.equal(base_V, probe_V) if exact else size <= TOLERANCE * max(1.0, float(base_V.abs().max())):
                 continue
-            index = test.keep if isinstance(test.keep, int) else test.keep[step - 1]
-            self.add(test.path, test.variant, step, index if test.locate is None else test.locate(step, index), size=size)
+            index = keep if isinstance(keep, int) else keep[step - 1]
+            self.add(path, variant, step, index if locate is None else locate(step, index), size=size)
             return

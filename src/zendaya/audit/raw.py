@@ -200,9 +200,6 @@ def _compare(reference: Tokens, got: Tokens, expected: int, cut_s: float, change
     return None
 
 
-# Raw input of each modality: when each piece ends, and its replacements.
-
-
 def _pieces(encoder: Encoder[Any, Any], raw: Any) -> tuple[FloatArray, int, Callable[[int, str, np.random.Generator], Any]]:
     """When each piece of the input ends, its longest chunk, and a function that replaces all pieces from an index on."""
     modality = encoder.traits.modality

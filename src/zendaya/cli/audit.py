@@ -126,9 +126,7 @@ class RawAuditOptions:
 
     model: str | None = option(None, "A checkpoint folder or hub id; random weights if not given.")
     schedule: Schedule | Policy = option(PowerLaw(1.0), f"{SCHEDULE}, alignatt=4.", parse=parse_policy)
-    arrivals: Literal["stated", "own"] = option(
-        "stated", "stated: when the encoder says a token arrives; own: at the end of the token's own place in time."
-    )
+    arrivals: Literal["stated", "own"] = option("stated", "Arrival of a token: stated by the encoder, or the end of its own 1/rate.")
     cuts: int = option(4, "Moments at which the future is replaced.", min=1)
     seconds: float = option(30.0, "How much of the recording is used.", min=0.1)
     seed: int = option(0, "Seed of weights, moments and changes.", min=0, max=2**63 - 1)

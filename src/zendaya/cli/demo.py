@@ -73,10 +73,10 @@ def run(console: Console) -> None:
     console.print(f"[bold]2. A stream[/]: {what}\n")
     if sys.stdin.isatty() and sys.stdout.isatty():
         console.print("   Keys: [bold]\\[[/] and [bold]][/] turn the dial while it plays, [bold]q[/] goes on to the audit.\n")
-        _play(console, source, 0.5)
+        _caption(console, source, 0.5, live=True)
     else:
         for gamma in GAMMAS:
-            _caption(console, source, gamma)
+            _caption(console, source, gamma, live=False)
     console.print("[bold]3. The audit[/]: everything beyond each horizon replaced by other values, huge ones, NaN, nothing, more\n")
     found = audit(source.adapted.model, schedule, cuts=2, max_source=60, max_steps=16)
     assert found.passed, found.first
@@ -144,28 +144,21 @@ def serve(console: Console) -> None:
         thread.join(10)
 
 
-def _play(console: Console, source: _Sample, gamma: float) -> None:
-    """The source at its own speed, with keys, as `zendaya stream` runs it."""
-    clock, events = Clock(), list[Event]()
-    pipeline = source.open(gamma, clock=clock)
-    clock.begin()
-    ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
-    arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
-    caption_on(arrivals, pipeline, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=events.append)
-    _say_lag(console, source, events)
-
-
-def _caption(console: Console, source: _Sample, gamma: float) -> None:
-    """The source as fast as it goes."""
-    console.print(f"   γ = {gamma:<4}", end="")
-    events = list(source.open(gamma).run(at_once(source.chunks)))
-    console.print("".join(event.text for event in events), markup=False)
-    _say_lag(console, source, events)
-
-
-def _say_lag(console: Console, source: _Sample, events: list[Event]) -> None:
-    written = [event for event in events if event.text]
-    if written:
+def _caption(console: Console, source: _Sample, gamma: float, *, live: bool) -> None:
+    """Caption the source at its own speed, with keys, as `zendaya stream` does; or as fast as possible."""
+    events = list[Event]()
+    if live:
+        clock = Clock()
+        pipeline = source.open(gamma, clock=clock)
+        clock.begin()
+        ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
+        arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
+        caption_on(arrivals, pipeline, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=events.append)
+    else:
+        console.print(f"   γ = {gamma:<4}", end="")
+        events += source.open(gamma).run(at_once(source.chunks))
+        console.print("".join(event.text for event in events), markup=False)
+    if written := [event for event in events if event.text]:
         lag_s, first_s = np.mean([event.policy_lag_s + event.compute_lag_s for event in written]), written[0].emission_s
         console.print(f"            first word {first_s:.1f} s into {source.length_s:.1f} s, each some {lag_s:.1f} s after it was said\n")
 

@@ -38,9 +38,7 @@ def evaluate(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder or hub id.")],
     corpus: Corpus,
     options: EvalOptions,
-    path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="Folder or file of the corpus as published; under $ZENDAYA_DATA if not given.")
-    ] = None,
+    path: Annotated[Path | None, typer.Argument(metavar="PATH", help="The corpus as published; default: under $ZENDAYA_DATA.")] = None,
     as_json: Json = False,
 ) -> None:
     """Decode a split of a corpus as its source arrives; score quality, lag, exposure and stability.

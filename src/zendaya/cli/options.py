@@ -88,9 +88,8 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         if default:
             details["show_default"] = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
         kind, default = kind | None, None
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typer.Option(*name.split(), **details)]
-    )
+    annotation: Any = Annotated[kind, typer.Option(*name.split(), **details)]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _typer_type(hint: Any) -> Any:

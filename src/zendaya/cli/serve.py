@@ -35,12 +35,8 @@ def serve(
     config: ServeConfig,
     model: Annotated[str, typer.Option(help="The shipped model, an adapter's folder, or a checkpoint.")] = "tiny.en-dial",
     encoder: Annotated[str | None, typer.Option(help="For a checkpoint: its encoder, if its training run does not name it.")] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run replicas on a Ray cluster: host:port, auto, or local (the default).")
-    ] = None,
-    replicas: Annotated[
-        str | None, typer.Option(metavar="N|MIN:MAX", help="With --ray: number of replicas, 2 by default; MIN:MAX follows the load.")
-    ] = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster for replicas: host:port, auto, or local.")] = None,
+    replicas: Annotated[str | None, typer.Option(metavar="N|MIN:MAX", help="With --ray: 2 by default; MIN:MAX follows the load.")] = None,
 ) -> None:
     """Serve live captions: /v1/stream, OpenAI's realtime and file transcription, SimulEval's remote agent, and Wyoming.
 

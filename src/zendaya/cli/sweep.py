@@ -155,9 +155,6 @@ class _Bars:
                 self._bar.console.print(f"failed {_words(update)}: {update.error.strip().splitlines()[-1]}", markup=False, highlight=False)
 
 
-# What it would cost.
-
-
 def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: bool) -> None:
     from zendaya.research.sweep import cost
     from zendaya.research.sweep.table import RESULTS, Table
@@ -211,14 +208,10 @@ def _total(words: str, found: list[Estimate]) -> str:
     known = [one for one in found if one.tokens is not None]
     if not known:
         return f"{words}: the sizes of their corpora are not known"
-    tokens, flops = sum(one.tokens or 0 for one in known), sum(one.flops or 0.0 for one in known)
-    train, decode = sum(one.train_h or 0.0 for one in known), sum(one.decode_h or 0.0 for one in known)
+    tokens, flops, train, decode = (sum(getattr(one, name) or 0 for one in known) for name in ("tokens", "flops", "train_h", "decode_h"))
     hours = f", {train:,.1f} h of training" if train else ""
     hours += f" and {decode:,.1f} h of decoding" if decode else ""
     return f"{words}: about {tokens:,} tokens, {flops / 1e15:,.1f} PFLOP{hours}"
-
-
-# Its report.
 
 
 def report(

@@ -34,11 +34,6 @@ class RecipeChanges:
     learning_rate: float | None = option(None, "Learning rate after the warm-up.")
     precision: str | None = option(None, "auto, 32-true or bf16-mixed.")
 
-    def loop(self) -> dict[str, object]:
-        """Changes to the recipe's training loop."""
-        names = ("epochs", "batch_tokens", "accumulate", "learning_rate", "precision")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
 
 @command
 def train(
@@ -59,8 +54,10 @@ def train(
         raise MissingExtraError("lightning-fabric", "train", "training")
     from zendaya.research import recipes
 
-    config = recipes.configured(recipe, schedule=changes.schedule, gamma=changes.gamma, seed=changes.seed)
-    config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes.loop()))  # type: ignore[arg-type]
+    loop = {name: value for name, value in vars(changes).items() if value is not None}
+    of_recipe = {name: loop.pop(name, None) for name in ("schedule", "gamma", "seed")}
+    config = recipes.configured(recipe, **of_recipe)
+    config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **loop))
     out = run.out or Path("runs") / f"{config.name}-{str(config.schedule).replace('=', '')}-seed{config.loop.seed}"
     first = os.environ.get("RANK", "0") == "0"  # of the processes of a torchrun, one prints
     with ProgressBar(watched=first) as bar:

@@ -39,9 +39,8 @@ class OpenAIClip(FrameEncoder):
         size = self.model.config.image_size
         self.shortest, self.crop = _side(settings.get("size"), "shortest_edge", size), _side(settings.get("crop_size"), "height", size)
         if self.crop != size:
-            raise CheckpointError(
-                f"{name}: its preprocessor crops to {self.crop} pixels, its model expects {size}; get both files from one place"
-            )
+            sizes = f"its preprocessor crops to {self.crop} pixels, its model expects {size}"
+            raise CheckpointError(f"{name}: {sizes}; get both files from one place")
         self.mean, self.std = settings.get("image_mean", MEAN), settings.get("image_std", STD)
         super().__init__(f"clip {published_name(name)} fps={fps:g}", self.model.config.projection_dim, fps)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import stat
 import struct
 import sys
@@ -47,7 +48,11 @@ _INDIRECT = (
     (b"<", "an XML manifest (DASH, Smooth Streaming, SMIL …)"),
 )
 _PICTURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp")
+_MAGIC = (
+    ("wav", rb"(RIFF|RF64)....WAVE"), ("avi", rb"RIFF....AVI "), ("mov", rb"....(ftyp|moov|mdat|free|skip|wide|pnot|styp)"),
+    ("flac", rb"fLaC"), ("ogg", rb"OggS"), ("matroska", rb"\x1aE\xdf\xa3"),
+    ("mp3", rb"ID3|\xff[\xe2-\xe7\xea-\xef\xf2-\xf7\xfa-\xff]"),  # the sync word of MPEG audio, layers I–III
+)  # fmt: skip
 
 Source = str | Path | BinaryIO
 
@@ -213,18 +218,7 @@ def _read_on(file: BinaryIO, held: bytearray, least: int) -> bool:
 
 def _known_format(head: bytes) -> str | None:
     """The demuxer for the first bytes of a supported format, else None."""
-    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
-        return "wav"
-    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        return "avi"
-    if head[4:8] in _MP4_BOXES:
-        return "mov"
-    for magic, kind in ((b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1aE\xdf\xa3", "matroska"), (b"ID3", "mp3")):
-        if head.startswith(magic):
-            return kind
-    if len(head) > 1 and head[0] == 0xFF and head[1] & 0xE6 in (0xE2, 0xE4, 0xE6):  # MPEG audio sync, layers I–III
-        return "mp3"
-    return None
+    return next((kind for kind, magic in _MAGIC if re.match(magic, head, re.DOTALL)), None)
 
 
 def _format(head: bytes, name: str) -> str:

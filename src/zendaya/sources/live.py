@@ -15,6 +15,8 @@ TICK_S = 0.05
 """Longest time between two arrivals: keys, deadlines and the status line are looked at that often."""
 MAX_CHUNKS = 600
 """Chunks that a reading thread may be ahead; beyond it a pipe is not read further, and a microphone loses sound."""
+Deadline = Callable[[], float | None]
+"""When the next decision is due, in seconds of the source."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,7 @@ def at_once(chunks: Iterable[Any]) -> Iterator[Arrival]:
     return (Arrival(raw) for raw in chunks)
 
 
-def paced(
-    chunks: Iterable[tuple[Any, float]], clock: Callable[[], float], deadline_s: Callable[[], float | None] = lambda: None
-) -> Iterator[Arrival]:
+def paced(chunks: Iterable[tuple[Any, float]], clock: Callable[[], float], deadline_s: Deadline = lambda: None) -> Iterator[Arrival]:
     """Chunks of a recording in real time, each with the moment it ends, and time that passes between them.
 
     No moment past what has been heard is given out, so the text is that of `at_once`.
@@ -66,9 +66,7 @@ def paced(
         heard_s = end_s
 
 
-def listened(
-    chunks: Iterable[Any], clock: Callable[[], float], deadline_s: Callable[[], float | None] = lambda: None
-) -> Generator[Arrival, None, None]:
+def listened(chunks: Iterable[Any], clock: Callable[[], float], deadline_s: Deadline = lambda: None) -> Generator[Arrival, None, None]:
     """Chunks read in a thread and stamped as they come, and time that passes while none waits. Closing it ends the thread."""
     ready = threading.Condition()
     waiting = deque[Arrival]()
