@@ -12,7 +12,6 @@ from torch import Tensor
 from zendaya.audit.probe import MORE, VARIANTS, Probe
 from zendaya.errors import SourceError
 from zendaya.records import Event
-from zendaya.runtime.session import Session
 from zendaya.schedule import PowerLaw
 
 _Decode = list[tuple[Event, Tensor]]
@@ -84,18 +83,18 @@ def _decode(probe: Probe, stream_TE: Tensor, size: int | None = None, limit: int
         return last[0]
 
     session.rows.step = watched  # type: ignore[method-assign]
+
+    def driven() -> Iterator[Event]:
+        at = 0
+        while at < stream_TE.shape[0]:
+            count = size or int(torch.randint(1, stream_TE.shape[0] - at + 1, (1,), generator=probe.rng))
+            yield from session.push(stream_TE[at : at + count])
+            at += count
+        yield from session.finish()
+
     with contextlib.suppress(SourceError):  # a NaN within its horizon
-        for event in _drive(probe, session, stream_TE, size):
+        for event in driven():
             found.append((event, last[0]))
             if len(found) == limit:
                 break
     return found
-
-
-def _drive(probe: Probe, session: Session, stream_TE: Tensor, size: int | None) -> Iterator[Event]:
-    at = 0
-    while at < stream_TE.shape[0]:
-        count = size or int(torch.randint(1, stream_TE.shape[0] - at + 1, (1,), generator=probe.rng))
-        yield from session.push(stream_TE[at : at + count])
-        at += count
-    yield from session.finish()

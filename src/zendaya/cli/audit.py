@@ -69,7 +69,13 @@ def audit(
     for name, model in _models(checkpoint, options):
         for words, engine, report in _reports(name, model, options):
             passed.append(report.passed)
-            _print(words, engine, report, as_json)
+            if as_json:
+                print(json.dumps({"version": zendaya.__version__, "model": words, "engine": engine, **report.to_dict()}), flush=True)
+                continue
+            size = f"{report.window_tokens} source tokens by {report.steps} steps"
+            steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
+            print(f"{'ok  ' if report.passed else 'LEAK'} {words} {report.schedule}: {report.probes} probes of {size}")
+            print(f"     steps tested: {steps}", *([] if report.first is None else [f"     {report.first}"]), sep="\n", flush=True)
     if not all(passed):
         raise typer.Exit(1)
 
@@ -106,18 +112,6 @@ def _reports(name: str, model: Model, options: AuditOptions) -> Iterator[tuple[s
             max_steps=options.max_steps, engine=engine,
         )  # fmt: skip
         yield name, engine_name(model, options.engine, options.precision), report
-
-
-def _print(name: str, engine: str, report: AuditReport, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"version": zendaya.__version__, "model": name, "engine": engine, **report.to_dict()}), flush=True)
-        return
-    steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
-    size = f"{report.window_tokens} source tokens by {report.steps} steps"
-    print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes of {size}", flush=True)
-    print(f"     steps tested: {steps}", flush=True)
-    if report.first is not None:
-        print(f"     {report.first}", flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)

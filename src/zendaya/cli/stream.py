@@ -97,7 +97,12 @@ def stream(
     source there, and Ctrl-C stops with what is decided.
     """
     if list_devices:
-        _print_devices()
+        from zendaya.sources.live import microphones
+
+        for one in (found := microphones()):
+            print(f"{one.index}  {one.name}, {one.channels} channels{', the default' if one.default else ''}")
+        if not found:
+            say("this machine has no input device")
         return
     if (source is None) == (not options.mic):
         raise ConfigError("give a file, - for standard input, or --mic: one of the three")
@@ -214,13 +219,3 @@ def _subtitles(options: StreamOptions) -> Subtitles:
     if len({path.resolve() for path in named}) < len(named):
         raise ConfigError(f"{' and '.join(map(str, named))}: source and subtitles must be files of their own")
     return Subtitles(*(SubtitleFile(path, form) for path, form in files if path is not None))
-
-
-def _print_devices() -> None:
-    from zendaya.sources.live import microphones
-
-    found = microphones()
-    for one in found:
-        print(f"{one.index}  {one.name}, {one.channels} channels{', the default' if one.default else ''}")
-    if not found:
-        say("this machine has no input device")

@@ -57,7 +57,12 @@ def sweep(
     from zendaya.research.sweep.table import check_export
 
     if list_grids:
-        _list()
+        rows = [["grid", "runs", "decodes", "about"]]
+        for one in map(grids.grid, grids.grids()):
+            runs = [(arm, config) for arm in one.arms for config in arm.configs()]
+            decodes = sum(len(decode.schedules) for arm, _ in runs for decode in arm.decodes)
+            rows.append([one.name, str(len(runs)), str(decodes), one.about])
+        print_table(rows)
         return
     if grid is None:
         raise ConfigError("give a grid: zendaya sweep --list names them, or a .json file")
@@ -73,18 +78,6 @@ def sweep(
     if options.export is not None:
         check_export(options.export, force=force)
     _run(wanted, options, options.data, options.out, as_json)
-
-
-def _list() -> None:
-    from zendaya.research.sweep import grids
-
-    rows = [["grid", "runs", "decodes", "about"]]
-    for name in grids.grids():
-        grid = grids.grid(name)
-        runs = [(arm, config) for arm in grid.arms for config in arm.configs()]
-        decodes = sum(len(decode.schedules) for arm, _ in runs for decode in arm.decodes)
-        rows.append([name, str(len(runs)), str(decodes), grid.about])
-    print_table(rows)
 
 
 def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool) -> None:
@@ -125,34 +118,27 @@ def _say(update: CellUpdate) -> None:
         typer.echo(f"[{update.finished}/{update.total}] {state}{_words(update)}{seconds}{error}", err=True)
 
 
-class _Bars:
-    """Bars for a terminal: one for the sweep, one for each cell at work."""
+class _Bars(Bar):
+    """Bars for a terminal: one for the sweep, one for each running cell."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Bar(*columns, console=console, transient=True)
-        self._whole = self._bar.add_task("cells", total=None)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        super().__init__(*columns, console=console, transient=True)
+        self._whole = self.add_task("cells", total=None)
+        self._cells: dict[str, TaskID] = {}
 
     def show(self, update: CellUpdate) -> None:
-        self._bar.update(self._whole, completed=update.finished, total=update.total)
+        self.update(self._whole, completed=update.finished, total=update.total)
         key = update.cell.key
         if update.state == "begun":
-            self._tasks[key] = self._bar.add_task(_words(update), total=None)
-        elif update.state == "running" and update.progress is not None and key in self._tasks:
+            self._cells[key] = self.add_task(_words(update), total=None)
+        elif update.state == "running" and update.progress is not None and key in self._cells:
             description = f"{_words(update)}: {update.progress.detail or update.progress.stage}"
-            self._bar.update(self._tasks[key], completed=update.progress.done, total=update.progress.total, description=description)
-        elif key in self._tasks:
-            self._bar.remove_task(self._tasks.pop(key))
+            self.update(self._cells[key], completed=update.progress.done, total=update.progress.total, description=description)
+        elif key in self._cells:
+            self.remove_task(self._cells.pop(key))
             if update.state == "failed":
-                self._bar.console.print(f"failed {_words(update)}: {update.error.strip().splitlines()[-1]}", markup=False, highlight=False)
+                self.console.print(f"failed {_words(update)}: {update.error.strip().splitlines()[-1]}", markup=False, highlight=False)
 
 
 def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: bool) -> None:
@@ -172,7 +158,12 @@ def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: 
         typer.echo(json.dumps({"grid": grid.name, "runs": [_facts(one) for one in found]}))
         return
     rows = [["run", "recipe", "schedule", "seed", "decoded", "steps", "tokens", "PFLOP", "train h", "decode h"]]
-    print_table(rows + [[str(number), *_cells(one)] for number, one in enumerate(found, start=1)])
+    for place, one in enumerate(found, start=1):
+        config, petaflops = one.config, None if one.flops is None else one.flops / 1e15
+        modes, hours = f"{one.num_decodes} × {', '.join(one.modes)}", (number(one.train_h, ",.2f"), number(one.decode_h, ",.2f"))
+        counts = (number(one.steps, ",d"), number(one.tokens, ",d"), number(petaflops, ",.2f"))
+        rows.append([str(place), config.name, str(config.schedule), str(config.loop.seed), modes, *counts, *hours])
+    print_table(rows)
     print()
     for mode in ("offline", "streaming"):
         if some := [one for one in found if one.modes == (mode,)]:
@@ -194,14 +185,6 @@ def _facts(one: Estimate) -> dict[str, object]:
         "steps": one.steps, "tokens": one.tokens, "flops": one.flops, "train_h": one.train_h, "decode_h": one.decode_h,
         "tokens_per_s": one.rate.tokens_per_s if one.rate else None, "rate": one.rate.where if one.rate else None,
     }  # fmt: skip
-
-
-def _cells(one: Estimate) -> list[str]:
-    config, petaflops = one.config, None if one.flops is None else one.flops / 1e15
-    return [
-        config.name, str(config.schedule), str(config.loop.seed), f"{one.num_decodes} × {', '.join(one.modes)}", number(one.steps, ",d"),
-        number(one.tokens, ",d"), number(petaflops, ",.2f"), number(one.train_h, ",.2f"), number(one.decode_h, ",.2f"),
-    ]  # fmt: skip
 
 
 def _total(words: str, found: list[Estimate]) -> str:

@@ -38,15 +38,10 @@ _NO_TRACK_LENGTHS = ("matroska",)
 """Formats whose header gives only the end of the longest track: any one track may be shorter."""
 _FFMPEG_NAMES = {"mov": "mov,mp4,m4a,3gp,3g2,mj2", "matroska": "matroska,webm"}
 _INDIRECT = (
-    (b"#EXTM3U", "an HLS or M3U playlist"),
-    (b"ffconcat", "a concat list"),
-    (b"v=0", "an SDP session description"),
-    (b"[playlist]", "a PLS playlist"),
-    (b"[Reference]", "an ASX reference"),
-    (b"RTSPtext", "a QuickTime reference"),
-    (b"SMIL", "a QuickTime reference"),
-    (b"<", "an XML manifest (DASH, Smooth Streaming, SMIL …)"),
-)
+    (b"#EXTM3U", "an HLS or M3U playlist"), (b"ffconcat", "a concat list"), (b"v=0", "an SDP session description"),
+    (b"[playlist]", "a PLS playlist"), (b"[Reference]", "an ASX reference"), (b"RTSPtext", "a QuickTime reference"),
+    (b"SMIL", "a QuickTime reference"), (b"<", "an XML manifest (DASH, Smooth Streaming, SMIL …)"),
+)  # fmt: skip
 _PICTURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _MAGIC = (
     ("wav", rb"(RIFF|RF64)....WAVE"), ("avi", rb"RIFF....AVI "), ("mov", rb"....(ftyp|moov|mdat|free|skip|wide|pnot|styp)"),
