@@ -1,7 +1,4 @@
-"""One executor for parallel work: in this process, in worker processes, or on a Ray cluster.
-
-Every job runs on one thread of PyTorch, so results are the same bits with any number of workers.
-"""
+"""One executor for parallel work in this process, worker processes or Ray; results are the same bits with any number of workers."""
 
 from __future__ import annotations
 
@@ -89,10 +86,7 @@ class Finished(Generic[Job, Result]):
 
 
 class Executor(Generic[Job, Result]):
-    """Workers that do one job each at a time; a context manager, which ends them.
-
-    `map` gives results in the order of the jobs. `submit` and `wait` give them as they come, for jobs that depend on results.
-    """
+    """A context manager of workers with one job each at a time; `map` keeps the order of jobs, `submit` and `wait` do not."""
 
     def __init__(self, setup: Setup[Job, Result], workers: Workers, *, purpose: str = "parallel work") -> None:
         self._backend: _Backend

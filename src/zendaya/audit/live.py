@@ -28,7 +28,7 @@ def check_live(probe: Probe) -> None:
     for event in events:
         schedule = probe.schedule if event.gamma is None else PowerLaw(event.gamma)
         # Skipped steps advance the schedule without writing, in the end to the whole window.
-        place, window = event.step + event.skipped_steps, _live_window(probe, stream_TE)
+        place, window = event.step + event.skipped_steps, count if probe.segment else probe.window_tokens
         expected = window if place > probe.steps else int(schedule.at(place, source=window, steps=event.predicted_steps))
         if event.horizon != expected:
             detail = f"window {event.window_index}: the runtime read {event.horizon} tokens where the schedule gives {expected}"
@@ -64,16 +64,11 @@ def _differs(probe: Probe, variant: str, base: _Decode, other: _Decode, number: 
     return True
 
 
-def _live_window(probe: Probe, stream_TE: Tensor) -> int:
-    return stream_TE.shape[0] if probe.segment else probe.window_tokens
-
-
 def _decode(probe: Probe, stream_TE: Tensor, size: int | None = None, limit: int | None = None) -> _Decode:
     """Decode a stream live, pushed in pieces of `size` tokens or in random ones, up to `limit` events."""
     fixed = probe.steps if probe.model.length is None and probe.schedule.needs_length else None
-    session = probe.model.open(
-        probe.schedule, window_tokens=_live_window(probe, stream_TE), steps=fixed, max_steps=probe.steps, engine=probe.engine
-    )
+    window = stream_TE.shape[0] if probe.segment else probe.window_tokens
+    session = probe.model.open(probe.schedule, window_tokens=window, steps=fixed, max_steps=probe.steps, engine=probe.engine)
     found: _Decode = []
     last: list[Tensor] = []
     step = session.rows.step

@@ -1,7 +1,4 @@
-"""The audit from raw input: no token and no text depends on samples or frames that had not arrived (method.md §7).
-
-All input after a moment t is replaced. Every token that arrived by t, and every event written from those tokens, must be equal to the bit.
-"""
+"""The audit from raw input (method.md §7): when all input after a moment is replaced, tokens and text up to it stay equal to the bit."""
 
 from __future__ import annotations
 
@@ -96,8 +93,7 @@ def audit_encoder(
 ) -> RawAudit:  # fmt: skip
     """Audit an encoder on samples (at 16 kHz), feature rows or frames, at random moments and at arrivals themselves.
 
-    With `own`, each token counts as arrived at the end of its own 1/rate, as if stored features were replayed: this exposes an
-    encoder that looks ahead.
+    With `own`, each token counts as arrived at the end of its own 1/rate, which exposes an encoder that looks ahead.
     """
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
     leaks, compared = [], 0

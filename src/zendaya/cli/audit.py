@@ -65,8 +65,14 @@ def audit(
     if (checkpoint is None) == (not options.random):
         raise ConfigError("give either a checkpoint or --random, one of the two")
     check_model(checkpoint)
+    from zendaya.nn.model import Model
+    from zendaya.nn.presets import presets
+    from zendaya.runtime.loading import load_model
+
+    names = options.presets or (["tiny"] if options.plant else presets()) if checkpoint is None else [checkpoint]
     passed = list[bool]()
-    for name, model in _models(checkpoint, options):
+    for name in names:
+        model = Model.from_preset(name, seed=options.seed) if checkpoint is None else load_model(checkpoint)
         for words, engine, report in _reports(name, model, options):
             passed.append(report.passed)
             if as_json:
@@ -78,18 +84,6 @@ def audit(
             print(f"     steps tested: {steps}", *([] if report.first is None else [f"     {report.first}"]), sep="\n", flush=True)
     if not all(passed):
         raise typer.Exit(1)
-
-
-def _models(checkpoint: str | None, options: AuditOptions) -> Iterator[tuple[str, Model]]:
-    from zendaya.nn.model import Model
-    from zendaya.nn.presets import presets
-    from zendaya.runtime.loading import load_model
-
-    if checkpoint is not None:
-        yield checkpoint, load_model(checkpoint)
-        return
-    for name in options.presets or (["tiny"] if options.plant else presets()):
-        yield name, Model.from_preset(name, seed=options.seed)
 
 
 def _reports(name: str, model: Model, options: AuditOptions) -> Iterator[tuple[str, str, AuditReport]]:

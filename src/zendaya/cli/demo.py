@@ -115,8 +115,7 @@ def serve(console: Console) -> None:
     try:
         while not listener.started and thread.is_alive():
             time.sleep(0.01)
-        sample = find_sample()
-        if sample is not None:
+        if (sample := find_sample()) is not None:
             samples = np.concatenate([chunk.samples for chunk in read_audio(sample)])
             console.print("The sample, heard by the server and written at γ = 0.5:\n")
             with Client(f"ws://{address}", gamma=0.5) as client:

@@ -14,6 +14,13 @@ from zendaya.cli.output import number, print_table
 from zendaya.errors import ScheduleError
 from zendaya.schedule import PowerLaw, Rounding
 
+_FACTS = (
+    ("first token reads (Ω₁)", "first_token", 0), ("buffer B", "buffer", 0), ("mean exposure, exact", "exposure", 4),
+    ("mean exposure, limit 1/(1+γ)", "exposure_limit", 4), ("average lagging", "average_lagging", 2),
+    ("average proportion", "average_proportion", 4), ("differentiable AL", "differentiable_average_lagging", 2),
+)  # fmt: skip
+"""Rows of the table: name, attribute and digits."""
+
 
 def dial(
     gamma: Annotated[float | None, typer.Option(help="The dial: 0 offline, 1 real time, above 1 starved.")] = None,
@@ -47,15 +54,7 @@ def dial(
     print(f"F = {source} source tokens, N = {steps} steps, ρ = F/N = {source / steps:.3g}\n")
     print(report.draw_curves(curves, top=source), end="\n\n")
     rows = [["", ours.schedule, f"{rival.schedule.split(',')[0]} (nearest lag)"]]
-    for name, attribute, digits in (
-        ("first token reads (Ω₁)", "first_token", 0),
-        ("buffer B", "buffer", 0),
-        ("mean exposure, exact", "exposure", 4),
-        ("mean exposure, limit 1/(1+γ)", "exposure_limit", 4),
-        ("average lagging", "average_lagging", 2),
-        ("average proportion", "average_proportion", 4),
-        ("differentiable AL", "differentiable_average_lagging", 2),
-    ):
+    for name, attribute, digits in _FACTS:
         rows.append([name, *(number(getattr(facts, attribute), f".{digits}f") for facts in (ours, rival))])
     print_table(rows)
 

@@ -38,7 +38,7 @@ def encode(
             summary = encode_corpus(corpus, path, out, encoder=encoder, options=options, report=bar.show)
         except KeyboardInterrupt:
             last = bar.last
-            kept = f"{last.done} of {last.total} clips are in {out}" if last.total else "nothing was encoded yet"
+            kept = f"{last.done} of {last.total} clips are in {out}" if last is not None and last.total else "nothing was encoded yet"
             say(f"stopped: {kept}; run the same command again to go on")
             raise typer.Exit(INTERRUPTED) from None
     if as_json:

@@ -47,7 +47,14 @@ def evaluate(
     """
     get(corpus)
     check_model(checkpoint)
-    path, out = path or _folder(corpus), Path(options.out or Path("evaluated") / f"{corpus}-{options.split}")
+    out = Path(options.out or Path("evaluated") / f"{corpus}-{options.split}")
+    if path is None:
+        from zendaya.research.recipes import data_folder, recipe, recipes
+
+        known = [config for config in map(recipe, recipes()) if getattr(config, "corpus", "") == corpus]
+        if not known or "ZENDAYA_DATA" not in os.environ:
+            raise ConfigError(f"the corpus {corpus} needs its folder or file: give PATH" + (", or set ZENDAYA_DATA" if known else ""))
+        path = data_folder(known[0], None)
     check_exists(path, f"the corpus {corpus}")
     check_exists(options.store, "a feature store (zendaya encode makes one)")
     from zendaya.evaluation.corpus import evaluate_corpus
@@ -68,16 +75,6 @@ def evaluate(
         print(f"{found.num_without_reference} clips have no reference and are left out: see {path}")
     if found.num_left_out:
         print(f"{found.num_left_out} clips could not be encoded and are left out: see problems.jsonl in {options.store or 'the store'}")
-
-
-def _folder(corpus: str) -> Path:
-    """Where the recipes look for a corpus."""
-    from zendaya.research.recipes import data_folder, recipe, recipes
-
-    known = [config for config in map(recipe, recipes()) if getattr(config, "corpus", "") == corpus]
-    if not known or "ZENDAYA_DATA" not in os.environ:
-        raise ConfigError(f"the corpus {corpus} needs its folder or file: give PATH" + (", or set ZENDAYA_DATA" if known else ""))
-    return data_folder(known[0], None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,23 +32,17 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in columns]
     right = [all(map(_NUMBER.match, column[1:])) for column in columns]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else None
-    places = _lines(widths, limit)
+    places, used = [[0]], widths[0]  # the columns on each line
+    for place, width in enumerate(widths[1:], start=1):
+        used += len(_GAP) + width
+        if limit is not None and used > limit:
+            places.append([])
+            used = 4 + width
+        places[-1].append(place)
     for row in rows:
         cells = [cell.rjust(width) if to else cell.ljust(width) for cell, width, to in zip(row, widths, right, strict=True)]
         for number, line in enumerate(places):
             print(("    " if number else "") + _GAP.join(cells[place] for place in line).rstrip())
-
-
-def _lines(widths: list[int], limit: int | None) -> list[list[int]]:
-    """The places of the columns, line by line."""
-    lines, used = [[0]], widths[0]
-    for place, width in enumerate(widths[1:], start=1):
-        used += len(_GAP) + width
-        if limit is not None and used > limit:
-            lines.append([])
-            used = 4 + width
-        lines[-1].append(place)
-    return lines
 
 
 class ProgressBar:
@@ -64,8 +58,7 @@ class ProgressBar:
         hidden = not (watched and console.is_terminal)
         self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden)
         self._task = self._bar.add_task("", total=None)
-        self._stage: str | None = None
-        self.last = Progress(0, 0)
+        self.last: Progress | None = None
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -75,9 +68,8 @@ class ProgressBar:
 
     def show(self, progress: Progress) -> None:
         """Draw the progress of a job; a new stage restarts the estimate, from the work still to do."""
-        self.last = progress
-        if progress.stage != self._stage:
+        if self.last is None or progress.stage != self.last.stage:
             self._bar.start()
             self._bar.reset(self._task, total=progress.total, completed=progress.done)
-            self._stage = progress.stage
+        self.last = progress
         self._bar.update(self._task, description=progress.detail or progress.stage, completed=progress.done, total=progress.total)

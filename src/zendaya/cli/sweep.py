@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from zendaya.research.sweep.grids import Grid
     from zendaya.research.sweep.run import CellUpdate
 
-FAILED = 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
@@ -102,7 +100,7 @@ def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool
         say(f"stopped: {summary.done} of {summary.total} cells are done in {summary.out}; run the same command again to go on")
         raise typer.Exit(INTERRUPTED)
     if summary.failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(1)
 
 
 def _words(update: CellUpdate) -> str:

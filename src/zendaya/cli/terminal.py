@@ -32,8 +32,7 @@ REDRAW_S = 0.1
 RECENT = 50
 """Steps the shown lag is the mean of."""
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?", re.DOTALL)
-"""What arrow and function keys send: an escape and more, among it the very brackets that turn the dial."""
-
+"""Escape sequences of arrow and function keys, which hold the brackets that turn the dial."""
 _BEGUN = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?$")
 
 

@@ -66,10 +66,9 @@ def train(
     if as_json and first:
         print(json.dumps({**dataclasses.asdict(result), "folder": str(result.folder), "schedule": str(config.schedule)}))
     elif first:
-        print(
-            f"{result.folder}: {config.name}, {config.schedule}, seed {config.loop.seed}: {result.epochs} epochs, {result.steps} steps, "
-            f"{result.seconds:.0f} s; best validation loss {result.best_loss:.4f} after epoch {result.best_epoch}, in best/"
-        )
+        length = f"{result.epochs} epochs, {result.steps} steps, {result.seconds:.0f} s"
+        best = f"best validation loss {result.best_loss:.4f} after epoch {result.best_epoch}, in best/"
+        print(f"{result.folder}: {config.name}, {config.schedule}, seed {config.loop.seed}: {length}; {best}")
 
 
 def stop_if_interrupted(result: TrainResult) -> None:

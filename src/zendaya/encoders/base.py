@@ -117,10 +117,7 @@ class Encoder(ABC, Generic[Raw, State]):
         yield self.read(state, raw)
 
     def begin_span(self, state: State, *, at_s: float) -> bool:
-        """Restart the encoder's context at a moment inside the last block, after a cut at a pause; True if it did.
-
-        If True, the tokens of the last block from that moment on are void: `blocks` yields them again from fresh context.
-        """
+        """Restart the context at a moment inside the last block; if True, `blocks` yields the block's later tokens again."""
         return False
 
     def row_arrivals(self, first: int, count: int) -> FloatArray:

@@ -103,10 +103,7 @@ class RowsState:
 
 
 class Precomputed(Encoder[npt.NDArray[np.floating[Any]], RowsState]):
-    """Feature rows of another program as tokens: row k covers [k/rate, k/rate + window_s) of the source and arrives at its end.
-
-    That no row reads further is a promise of the program that made them; it cannot be tested from the numbers.
-    """
+    """Feature rows of another program: row k arrives at k/rate + window_s, and must read nothing later, which cannot be tested here."""
 
     def __init__(
         self, dim: int, tokens_per_s: float, *, window_s: float | None = None, pca: PCA | None = None, name: str = "features"

@@ -31,10 +31,7 @@ class TextState:
 
 
 class TextEncoder(Encoder[str, TextState]):
-    """A word's BPE ids once the word has ended; before that, more letters could change them.
-
-    Time is counted in words: word w (from 0) arrives at (w+1)/words_per_s with all its tokens. Any white space counts as one space.
-    """
+    """A word's BPE ids once the word has ended: word w (from 0) arrives at (w+1)/words_per_s. Any white space is one space."""
 
     def __init__(self, tokenizer: Tokenizer, *, words_per_s: float = 1.0) -> None:
         if not 0 < words_per_s < float("inf"):

@@ -1,7 +1,4 @@
-"""Arrival processes: when source tokens arrive over a network link, simulated or recorded.
-
-A link keeps order and loses nothing: tokens that it delays arrive later, together.
-"""
+"""Arrival processes: when source tokens arrive over a network link, simulated or recorded; a link keeps order and loses nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A file or a pipe opened for decoding, by the demuxer that its first bytes name.
-
-PyAV is given bytes and opens nothing by itself: a playlist, a reference to another file or a URL inside a file is never followed.
-"""
+"""A file or a pipe opened for decoding, by the demuxer that its first bytes name; files and URLs that it refers to are never opened."""
 
 from __future__ import annotations
 
@@ -100,20 +97,17 @@ class OpenMedia:
 
     def check_length(self, stream: Any, got_s: float) -> None:
         """Raise SourceError if less was decoded than the header promises: the recording was cut."""
-        promised_s, got_s = self._header_length_s(stream), max(got_s, self.tracks_end_s)
+        promised_s: float | None = None
+        if self.wav is not None:
+            promised_s = self.wav.length_s
+        elif self.format in _EXACT and self.format not in _NO_TRACK_LENGTHS and None not in (stream.duration, stream.time_base):
+            promised_s = float(stream.duration * stream.time_base)
+        elif self.format in _EXACT and self.container.duration is not None:
+            promised_s = self.container.duration / 1e6
+        got_s = max(got_s, self.tracks_end_s)
         if promised_s is not None and got_s < promised_s - max(SHORTFALL_S, 0.01 * promised_s):
             found = f"its header says {promised_s:.2f} s and it holds {got_s:.2f} s"
             raise SourceError(f"{self.name}: cut short: {found}; fetch it again, or allow cut recordings")
-
-    def _header_length_s(self, stream: Any) -> float | None:
-        """The length in the header, where the format gives it exactly."""
-        if self.wav is not None:
-            return self.wav.length_s
-        if self.format not in _EXACT:
-            return None
-        if self.format not in _NO_TRACK_LENGTHS and stream.duration is not None and stream.time_base is not None:
-            return float(stream.duration * stream.time_base)
-        return self.container.duration / 1e6 if self.container.duration is not None else None
 
 
 class _Pipe(io.RawIOBase):

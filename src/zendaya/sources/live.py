@@ -57,10 +57,7 @@ def at_once(chunks: Iterable[Any]) -> Iterator[Arrival]:
 
 
 def paced(chunks: Iterable[tuple[Any, float]], clock: Callable[[], float], deadline_s: Deadline = lambda: None) -> Iterator[Arrival]:
-    """Chunks of a recording in real time, each with the moment it ends, and time that passes between them.
-
-    No moment past what has been heard is given out, so the text is that of `at_once`.
-    """
+    """Chunks of a recording in real time, each with its end; no moment past the sound heard is given, so the text is `at_once`'s."""
     heard_s = 0.0
     for raw, end_s in chunks:
         while (now_s := clock()) < end_s:
