@@ -35,11 +35,11 @@ class StreamOptions:
 
     mic: bool = option(False, "Listen to the microphone instead.", name="--mic")
     device: str | None = option(None, "With --mic: which one, by its number or part of its name.")
-    gamma: float | None = option(None, "γ: 0 offline, 1 real time, at most 10; default 0.5. Models are trained up to 1.5. Keys: [ and ].")
+    gamma: float | None = option(None, "The dial: 0 offline, 1 real time, at most 10, default 0.5, trained up to 1.5. Keys: [ and ].")
     policy: str | None = option(None, "Another policy instead: wait-k=10,stride=2, full, local-agreement=100 …")
     model: str = option("tiny.en-dial", "The shipped model, an adapter's folder, or a checkpoint.")
     encoder: str | None = option(None, "For a checkpoint: its encoder, if its training run does not name it.")
-    realtime: bool | None = option(None, "Pace a file in real time (default on a terminal), or not.", name="--realtime/--fast")
+    realtime: bool | None = option(None, "A file in real time (default on a terminal), or as fast as possible.", name="--realtime/--fast")
     raw: bool = option(False, "The source is bare samples: 16 kHz, one channel, s16le.", name="--raw")
     patience_s: float | None = option(None, "Seconds to wait for a late source; for ever if not given.", name="--patience")
     window_s: float | None = option(None, "Longest window in seconds; the model's if not given.", name="--window")
