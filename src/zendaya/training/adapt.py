@@ -85,7 +85,7 @@ class AdaptRecipe:
     """A whole adaptation but its data."""
 
     name: str = "adapt-tiny.en"
-    folder: str = "librispeech"
+    folder: str = "librispeech_clean"
     """Where the corpus lies under the folder of all data."""
     adapt: AdaptConfig = dataclasses.field(default_factory=AdaptConfig)
     loop: LoopConfig = LOOP

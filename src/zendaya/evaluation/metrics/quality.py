@@ -54,8 +54,8 @@ def word_errors(
         import jiwer
     except ModuleNotFoundError:
         raise MissingExtraError("jiwer", "eval", "the word error rate") from None
-    normaliser, made_by = _normaliser(normalise)
-    written, wanted = [normaliser(text) for text in hypotheses], [normaliser(text) for text in references]
+    normal, made_by = normaliser(normalise)
+    written, wanted = [normal(text) for text in hypotheses], [normal(text) for text in references]
     counts = []
     for hypothesis, reference in zip(written, wanted, strict=True):
         found = jiwer.process_words(reference, hypothesis)
@@ -66,7 +66,7 @@ def word_errors(
     return counts_C2, f"wer|norm:{made_by}|jiwer:{version('jiwer')}"
 
 
-def _normaliser(name: str) -> tuple[Callable[[str], str], str]:
+def normaliser(name: str) -> tuple[Callable[[str], str], str]:
     """The normalising function, and its name in signatures."""
     if name == "none":
         return str.strip, name
@@ -192,7 +192,7 @@ def check_metrics(names: Sequence[str], *, normalise: Normalise = "english") -> 
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "eval", f"the metric {name}")
         if name == "wer":
-            _normaliser(normalise)
+            normaliser(normalise)
         if name == "cider":
             captions.java()
         if name == "meteor-nltk":
