@@ -305,7 +305,7 @@ def groups(streams: Sequence[Stream], setting: str, made: Made, store: Store, ti
 
 FIGURES: dict[str, Callable[[Group, Group], tuple[float, ...]]] = {
     "wer": lambda own, _: (100 * own.counts.errors, own.counts.words),
-    "ratio": lambda own, offline: (own.counts.errors, offline.counts.errors),
+    "ratio": lambda own, base: (own.counts.errors, own.counts.words, base.counts.errors, base.counts.words),
     "lag_s": lambda own, _: (sum(own.counts.lags_s), len(own.counts.lags_s)),
     "aware_lag_s": lambda own, _: (sum(own.counts.aware_lags_s), len(own.counts.aware_lags_s)),
     "laal_s": lambda own, _: (sum(own.counts.laal_s), len(own.counts.laal_s)),

@@ -26,8 +26,6 @@ EDGE_S = 1.0
 SILENCE_S = 1.0
 """A longer gap between two words is silence."""
 
-T = TypeVar("T")
-
 
 class WrittenWord(NamedTuple):
     """A word as it was written, on the clock of the stream."""
@@ -64,6 +62,9 @@ class Utterance:
     """Text, start and end of each word, from the utterance's own start."""
     timed: bool = True
     """Whether the word times are measured; if not, they are spread evenly and give no lag."""
+
+
+Word = TypeVar("Word", WrittenWord, SaidWord)
 
 
 class Pair(NamedTuple):
@@ -120,12 +121,12 @@ def written_words(events: Iterable[Event]) -> list[WrittenWord]:
 
 def align(utterances: Sequence[Utterance], written: Sequence[WrittenWord]) -> list[Pair]:
     """The alignment of least word errors, after Whisper's English normalisation (that of `word_error_rate`)."""
-    said = [
-        (word, SaidWord(text, each.start_s + start_s, each.start_s + end_s, index))
+    spoken = [
+        SaidWord(text, each.start_s + start_s, each.start_s + end_s, index)
         for index, each in enumerate(utterances)
-        for word, (text, start_s, end_s) in _normalised(each.words, [text for text, _, _ in each.words])
+        for text, start_s, end_s in each.words
     ]
-    ours = _normalised(written, [word.text for word in written])
+    said, ours = _normalised(spoken), _normalised(written)
     pairs = list[Pair]()
     for kind, theirs_at, ours_at in _edits([word for word, _ in said], [word for word, _ in ours]):
         both = itertools.zip_longest(said[theirs_at], ours[ours_at])
@@ -234,14 +235,14 @@ def _normal() -> Callable[[str], str]:
     return lru_cache(maxsize=100_000)(normaliser("english")[0])
 
 
-def _normalised(words: Sequence[T], texts: Sequence[str]) -> list[tuple[str, T]]:
+def _normalised(words: Sequence[Word]) -> list[tuple[str, Word]]:
     """The normalised text word by word, each with the last of the words it was made from: twenty one is 21."""
     normal = _normal()
-    alone = [(part, word) for word, text in zip(words, texts, strict=True) for part in normal(text).split()]
-    wanted = normal(" ".join(texts)).split()
+    alone = [(part, word) for word in words for part in normal(word.text).split()]
+    wanted = normal(" ".join(word.text for word in words)).split()
     if not alone or wanted == [part for part, _ in alone]:
         return alone
-    found, before = list[tuple[str, T]](), ""
+    found, before = list[tuple[str, Word]](), ""
     for kind, alone_at, wanted_at in _edits([part for part, _ in alone], wanted):
         if kind == "delete" and before == "substitute":
             found[-1] = found[-1][0], alone[alone_at.stop - 1][1]
