@@ -508,6 +508,8 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, dict[str, Any]]:
     stored = [key[1] for key in store.records if key[1] != OFFLINE and key[0] in played and key[2] == made.model_digest]
     given = options.setting or (stored if options.table else ["gamma=0;window_s=30" if options.whole else "gamma=0.5"])
     settings = list(dict.fromkeys(str(LiveSetting.parse(text)) for text in given))
+    for setting in () if options.table else settings:
+        live_player(made.model).open(LiveSetting.parse(setting))  # what a model cannot do is said before anything is played
     signature = {
         "version": zendaya.__version__, "code": code_digest(), **dataclasses.asdict(made), "corpus": options.corpus,
         "split": options.split, "by": options.by, "streams": name, "num_streams": len(streams),

@@ -53,6 +53,10 @@ class Stub:
     def __init__(self, streams):
         self.streams, self.played = streams, []
 
+    def open(self, setting):
+        if setting.encoder:
+            raise ConfigError(f"no setting {setting.encoder}")
+
     def play(self, setting, sound):
         (stream,) = set(sound)
         self.played.append((stream.name, str(setting)))
@@ -176,6 +180,9 @@ def test_bad_choices_are_refused(live, folder, stub, capsys):
         run(live, folder, capsys, "--split", "dev")
     with pytest.raises(ConfigError, match="results of one model"):
         run(live, folder, capsys, "--table")
+    with pytest.raises(ConfigError, match="no setting"):
+        run(live, folder, capsys, "--setting", "gamma=0.5", "--setting", "gamma=0.5;blok=1")
+    assert not stub.played
 
 
 # The published data.
