@@ -1,8 +1,9 @@
-"""The configuration of a server: addresses, access, limits and timeouts."""
+"""The configuration of a server: addresses, access, limits and timeouts; and the sockets it listens on."""
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,16 +79,14 @@ class ServeConfig:
     """Delay of the answer to a wrong key; answers to one address come one after the other."""
 
     def __post_init__(self) -> None:
-        for name in ("port", "wyoming_port"):
-            port = getattr(self, name)
-            if port is not None and not 0 <= port <= 65535:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected a number in 0 … 65535: got {port}")
+        for name, value, unit, most in (
+            ("port", self.port, "a number", 65535), ("wyoming-port", self.wyoming_port, "a number", 65535),
+            ("gamma", self.gamma, "a number", MAX_GAMMA), ("drain", self.drain_s, "seconds", 3600),
+        ):  # fmt: skip
+            if value is not None and not 0 <= value <= most:
+                raise ConfigError(f"--{name}: expected {unit} in 0 … {most:g}: got {value}")
         if self.max_sessions < 1:
             raise ConfigError(f"--max-sessions: expected at least 1: got {self.max_sessions}")
-        if not 0 <= self.gamma <= MAX_GAMMA:
-            raise ConfigError(f"--gamma: expected a number in 0 … {MAX_GAMMA:g}: got {self.gamma}")
-        if not 0 <= self.drain_s <= 3600:
-            raise ConfigError(f"--drain: expected seconds in 0 … 3600: got {self.drain_s}")
         if self.key is None and not is_loopback(self.host):
             raise ConfigError(f"other machines can reach {self.host}: give --api-key-file, or listen on 127.0.0.1")
         if self.key is not None and (len(self.key) < MIN_KEY or not KEY_CHARACTERS.issuperset(self.key)):
@@ -99,3 +98,22 @@ class ServeConfig:
             parts = urlsplit(origin)
             if parts.scheme not in ("http", "https") or not parts.hostname or origin != f"{parts.scheme}://{parts.netloc}":
                 raise ConfigError(f"--origin: expected a scheme and a host, as https://captions.example.org: got {origin!r}")
+
+
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A socket to listen on; ConfigError if the port cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named TCP, asyncio sends each message at once; otherwise it would wait for the acknowledgement of the one before.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host.strip("[]"), port))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {option}") from None
+    return listening
+
+
+def in_url(host: str) -> str:
+    """A host in URL form: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
