@@ -34,8 +34,7 @@ from zendaya.serve.page import read_page
 from zendaya.serve.server import RETRY_S, Host, NoSeatError, Server, StreamFailedError, error_response, unavailable
 from zendaya.serve.transports.base import Transport, open_transports
 
-MOST_CORES = 16
-"""With more, threads wait for each other on models of this size."""
+MOST_CORES = 16  # with more, threads wait for each other on models of this size
 
 
 def make_app(

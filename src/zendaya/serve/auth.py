@@ -20,8 +20,7 @@ from zendaya.serve.server import RETRY_S, error_response
 
 COOKIE = "zendaya"
 """Prefix of the cookie's name; the port follows, since browsers share cookies between the ports of a host."""
-MOST_WRONG = 32
-"""Requests with a wrong key per address that may wait for their answer at the same time."""
+MOST_WRONG = 32  # requests with a wrong key per address that may wait for their answer at the same time
 SUBPROTOCOL_KEY = "openai-insecure-api-key."
 """Prefix of a key sent as a WebSocket subprotocol, as OpenAI's browser clients do."""
 HEADERS = {
@@ -45,11 +44,9 @@ class Guard:
         self.app, self.config, self.gauges = app, config, gauges
         # The cookie's value stands for the key in a browser; it is void once the server stops.
         self._pass = secrets.token_urlsafe(32)
-        self._wrong = Counter[str]()
-        """Requests with a wrong key that wait for their answer, per address."""
+        self._wrong = Counter[str]()  # requests with a wrong key that wait for their answer, per address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -79,10 +76,8 @@ class Guard:
             gives_cookie = how == "basic" and scope["type"] == "http"
             await self.app(scope, receive, answered)
         where = scope["path"] if status not in (401, 403, 404, 429) else "-"  # paths of refused requests are not logged
-        LOG.info(
-            "request", extra={"event": "request", "method": scope.get("method", "WEBSOCKET"), "path": where, "status": status,
-            "ms": round(1000 * (time.perf_counter() - begun), 1)},
-        )  # fmt: skip
+        about = {"method": scope.get("method", "WEBSOCKET"), "path": where, "status": status}
+        LOG.info("request", extra={"event": "request", **about, "ms": round(1000 * (time.perf_counter() - begun), 1)})
 
     async def _slow_down(self, scope: Scope) -> bool:
         """Delay the answer to a wrong key, after all others of its address; False if too many wait.

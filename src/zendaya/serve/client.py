@@ -29,18 +29,12 @@ from zendaya.errors import ConfigError, MissingExtraError, SourceError, ZendayaE
 from zendaya.records import Event
 
 HEAD = struct.Struct("<Q")
-ACK_EVERY = 32
-"""Events per acknowledgement."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
-"""Seconds before reconnecting: doubled each time, up to the longest."""
-REFUSED = {4400, 4403, 4404, 4409, 4410, 4413}
-"""Close codes after which a session cannot be resumed."""
-KEEP = 256 * 2**20
-"""Bytes of source kept for sending again: more than two hours of audio."""
-BATCH = 64
-"""Messages taken from the outbox in one go."""
-OLD_S = 0.25
-"""Seconds after which a message is sent with its age."""
+ACK_EVERY = 32  # events per acknowledgement
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0  # seconds before reconnecting: doubled each time, up to the longest
+REFUSED = {4400, 4403, 4404, 4409, 4410, 4413}  # close codes after which a session cannot be resumed
+KEEP = 256 * 2**20  # bytes of source kept for sending again: more than two hours of audio
+BATCH = 64  # messages taken from the outbox in one go
+OLD_S = 0.25  # seconds after which a message is sent with its age
 
 
 class _LostError(Exception):
@@ -90,20 +84,14 @@ class _Outbox:
 
     def __init__(self, keep: int) -> None:
         self.changed = threading.Condition()
-        self.closed = False
-        """Whether no further message is accepted."""
-        self.more = asyncio.Event()
-        """Set in the client's thread when there may be something to send."""
-        self.buffered = 0
-        """Bytes of source that the server has not acknowledged."""
-        self.limit = 2**62
-        """Bytes that the server lets wait."""
+        self.closed = False  # whether no further message is accepted
+        self.more = asyncio.Event()  # set in the client's thread when there may be something to send
+        self.buffered = 0  # bytes of source that the server has not acknowledged
+        self.limit = 2**62  # bytes that the server lets wait
         self.keep = keep
         self._number = 0
-        self._waiting = deque[_Sent]()
-        """Messages that the server has not acknowledged."""
-        self._kept: list[_Sent] | None = []
-        """All messages; None once they are larger than `keep`."""
+        self._waiting = deque[_Sent]()  # messages that the server has not acknowledged
+        self._kept: list[_Sent] | None = []  # all messages; None once they are larger than `keep`
         self._kept_bytes = self._sent = self._in_flight = 0
 
     def add(self, message: dict[str, Any] | bytes) -> bool:
@@ -125,7 +113,6 @@ class _Outbox:
         return True
 
     def close(self) -> None:
-        """Accept no further message."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -171,7 +158,6 @@ class _EventDigest:
         self.count, self.digest = 0, hashlib.sha256()
 
     def add(self, event: Event) -> None:
-        """Append an event."""
         self.count += 1
         what = (event.window_index, event.step, event.token, event.text, event.horizon, event.effective_horizon, event.last, event.schedule)
         self.digest.update(repr(what).encode())
@@ -193,8 +179,7 @@ class _Inbox:
 
     def __init__(self, url: str) -> None:
         self.delivered = _EventDigest()
-        self.error: ZendayaError | None = None
-        """The error that ended the session."""
+        self.error: ZendayaError | None = None  # the error that ended the session
         self._url = url
         self._arrived = queue.SimpleQueue[Caption | ZendayaError | None]()
 
@@ -210,11 +195,9 @@ class _Inbox:
 
     def different(self) -> ServerError:
         """The error of a rebuilt session that writes other events."""
-        return ServerError(
-            f"{self._url}: the server has lost the session and now writes another text from the same source: open a new client "
-            f"(the model has changed, or patience_s makes the text depend on time)",
-            "different",
-        )
+        problem = "the server has lost the session and now writes another text from the same source"
+        reason = "the model has changed, or patience_s makes the text depend on time"
+        return ServerError(f"{self._url}: {problem}: open a new client ({reason})", "different")
 
     def end(self, error: ZendayaError | None = None) -> None:
         """No caption follows; with an error, the caller gets it."""
@@ -300,7 +283,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._post({"type": "turn", **({"policy": gamma} if isinstance(gamma, str) else {"gamma": gamma})})
 
     def flush(self) -> None:
-        """Write out the text of all source so far; what follows begins a new window."""
+        """Write out the text of all source so far; the next source begins a new window."""
         self._post({"type": "flush"})
 
     def captions(self) -> Iterator[Caption]:

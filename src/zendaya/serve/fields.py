@@ -12,8 +12,7 @@ from zendaya.errors import ZendayaError
 from zendaya.runtime.policies import Policy, parse_policy
 from zendaya.schedule import MAX_GAMMA, PowerLaw, Schedule
 
-MAX_POLICY = 200
-"""Characters per policy name."""
+MAX_POLICY = 200  # characters per policy name
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair as JSON escapes it: without the other half it can be read but never be encoded again."""
 DELAYS = {"minimal": 1.0, "low": 0.7, "medium": 0.5, "high": 0.3, "xhigh": 0.1}

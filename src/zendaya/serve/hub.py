@@ -36,16 +36,12 @@ class StreamUpdate:
     """An update of a stream: it was opened, took or refused a message, wrote an event, was flushed, reached a mark, or ended."""
 
     kind: Literal["opened", "taken", "refused", "event", "flushed", "marked", "finished", "failed"]
-    number: int = 0
-    """The client's number of the message that it answers."""
+    number: int = 0  # the client's number of the message that it answers
     event: Event | None = None
-    exposure: float = 0.0
-    """Mean share of the window that the steps so far have read."""
-    num_bytes: int = 0
-    """Bytes of source that were taken."""
+    exposure: float = 0.0  # mean share of the window that the steps so far have read
+    num_bytes: int = 0  # bytes of source that were taken
     error: str = ""
-    internal: bool = False
-    """Whether a failure is a bug of ours."""
+    internal: bool = False  # whether a failure is a bug of ours
 
 
 Notify = Callable[[list[StreamUpdate]], None]
@@ -53,7 +49,7 @@ Notify = Callable[[list[StreamUpdate]], None]
 
 @dataclass
 class _Operation:
-    """Something sent to a stream, on its way through the two threads."""
+    """An operation of a stream, on its way through the two threads."""
 
     kind: Literal["open", "source", "tokens", "turn", "flush", "mark", "end", "skip"]
     now_s: float | None = None
@@ -65,22 +61,17 @@ class _Operation:
 
 @dataclass(eq=False)
 class _StreamWork:
-    """What the two threads keep of a stream."""
+    """State of a stream in the two threads."""
 
-    sent: deque[_Operation] = field(default_factory=deque)
-    """To be encoded."""
-    encoded: deque[_Operation] = field(default_factory=deque)
-    """To be decoded."""
-    in_flight: int = 0
-    """Operations that were not decoded yet; kept under the hub's lock."""
+    sent: deque[_Operation] = field(default_factory=deque)  # to be encoded
+    encoded: deque[_Operation] = field(default_factory=deque)  # to be decoded
+    in_flight: int = 0  # operations that were not decoded yet; kept under the hub's lock
     options: DecodeOptions | None = None
     source: SourceEncoder | None = None
     pipeline: Pipeline | None = None
-    answer: StreamUpdate | None = None
-    """What to say once the session waits again."""
+    answer: StreamUpdate | None = None  # the update to send once the session waits again
     steps: int = 0
-    read: int = 0
-    """Source tokens that the steps have read, for the mean exposure."""
+    read: int = 0  # source tokens that the steps have read, for the mean exposure
 
 
 @dataclass(eq=False, repr=False)
@@ -93,15 +84,11 @@ class Stream:
     notify: Notify
     timed: bool = True
     """Whether the source comes in real time; if not, tokens arrive when the encoder says, and computing takes no time."""
-    live: bool = False
-    """Whether nothing of it can come before it was spoken: a first message that seems to was late."""
-    unread: int = 0
-    """Bytes of source that wait to be encoded."""
-    source_s: float = 0.0
-    """Seconds of source taken so far."""
+    live: bool = False  # whether nothing of it can come before it was spoken: a first message that seems to was late
+    unread: int = 0  # bytes of source that wait to be encoded
+    source_s: float = 0.0  # seconds of source taken so far
     clock: Clock = field(default_factory=Clock)
-    ago_s: float = 0.0
-    """Age of what is handed over now: above 0 where a client sends again what a server has lost."""
+    ago_s: float = 0.0  # age of the current message: above 0 if a client sends again source that a server has lost
     ended: bool = False
     closed: bool = False
     work: _StreamWork = field(default_factory=_StreamWork)
@@ -113,7 +100,7 @@ class Stream:
         return 0 if self.work.pipeline is None else self.work.pipeline.session.window_tokens
 
     def source(self, payload: bytes, number: int = 0) -> None:
-        """More of the source; a FieldError where it is malformed."""
+        """Send source; FieldError if it is malformed."""
         seconds = self.intake.check(payload)
         if self.timed:
             self.clock.begin(seconds + self.ago_s)
@@ -129,11 +116,11 @@ class Stream:
         self.hub.put(self, _Operation("source", now_s, number, last))
 
     def turn(self, schedule: Schedule, number: int = 0) -> None:
-        """Turn the dial, once what came before is written."""
+        """Turn the dial, once all source before is written."""
         self.hub.put(self, _Operation("turn", self._now_s(), number, schedule=schedule))
 
     def flush(self, number: int = 0) -> None:
-        """Write out what has been sent; what follows begins a new window."""
+        """Write out all source so far; the next source begins a new window."""
         self.hub.put(self, _Operation("flush", self._now_s(), number))
 
     def mark(self, number: int = 0) -> None:
@@ -157,7 +144,7 @@ class Stream:
             self.hub.drop(self)
 
     def _now_s(self) -> float | None:
-        """When what is handed over came; it never goes back."""
+        """Arrival time of the current message; never earlier than the last one."""
         if not self.timed:
             return None
         self._latest_s = max(self._latest_s, self.clock() - self.ago_s)
@@ -178,8 +165,7 @@ class Hub:
         self._streams = set[Stream]()
         self._dropped = list[Stream]()
         self._busy = dict[Session, Stream]()
-        self._patient = set[Stream]()
-        """Streams whose patience is limited."""
+        self._patient = set[Stream]()  # streams whose patience is limited
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._repeat, args=(each,), name=f"zendaya-{name}", daemon=True)
@@ -192,7 +178,6 @@ class Hub:
 
     @property
     def alive(self) -> bool:
-        """Whether both threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
     def __len__(self) -> int:
@@ -206,7 +191,6 @@ class Hub:
         return stream
 
     def put(self, stream: Stream, operation: _Operation) -> None:
-        """Hand an operation to the threads."""
         if stream.closed:
             return
         with self._lock:
@@ -218,7 +202,6 @@ class Hub:
         self.gauges.queue.inc()
 
     def drop(self, stream: Stream) -> None:
-        """Forget a stream."""
         self._streams.discard(stream)
         with self._lock:
             self.gauges.queue.dec(len(stream.work.sent))
@@ -251,7 +234,7 @@ class Hub:
     # In the threads.
 
     def _repeat(self, each: Callable[[], bool]) -> None:
-        """Call it until it returns False; a bug must not end the thread that all streams need."""
+        """Call a function until it returns False; a bug must not end the thread that all streams need."""
         while True:
             try:
                 if not each():
@@ -261,7 +244,7 @@ class Hub:
                 self._fail_busy()
 
     def _fail_busy(self) -> None:
-        """End the streams of a round that failed as a whole: whose fault it was cannot be told."""
+        """End the streams of a round that failed as a whole: the faulty one is not known."""
         with self._lock:
             busy, self._busy = dict(self._busy), {}
         for session in busy:
@@ -300,7 +283,7 @@ class Hub:
         return True
 
     def _encode(self, stream: Stream, operation: _Operation) -> tuple[list[StreamUpdate], list[_Operation]]:
-        """What an operation becomes on the way to the decoder."""
+        """Encode an operation: the updates for its client, and the operations for the decoder."""
         work, taken = stream.work, StreamUpdate("taken", operation.number, num_bytes=len(operation.payload))
         if operation.kind == "open":
             options = dataclasses.replace(stream.options, schedule=self.served.as_trained(stream.options.schedule))
@@ -452,7 +435,7 @@ class Hub:
         return max(0.005, min(due)) if due else None
 
     def _end_patience(self, stream: Stream) -> None:
-        """Let a stream write whose patience is over."""
+        """Let a stream write once its patience is over."""
         pipeline = stream.work.pipeline
         if pipeline is None or pipeline.session in self._busy or pipeline.session.deadline_s is None:
             return

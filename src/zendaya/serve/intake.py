@@ -25,14 +25,11 @@ from zendaya.sources.media import SAMPLE_RATE, Frame, Samples
 
 Kind = Literal["audio", "features", "frames"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RATES = (8000, 48_000)
-"""Lowest and highest sample rate, in samples per second."""
+RATES = (8000, 48_000)  # lowest and highest sample rate, in samples per second
 PIECE = 2 * SAMPLE_RATE
 """Bytes of audio encoded in one go, about a second, so that a long message does not delay other streams."""
-MAX_PICTURE = 4096 * 4096
-"""Pixels per picture: 48 MB once decoded."""
-MAX_ROWS_S = 1000.0
-"""Highest rate of feature rows, in rows per second."""
+MAX_PICTURE = 4096 * 4096  # pixels per picture: 48 MB once decoded
+MAX_ROWS_S = 1000.0  # highest rate of feature rows, in rows per second
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,8 @@ def load_served(name: str, encoder: str | None = None) -> Served:
         return Served(Path(name).name, load_model(name), checkpoint=name)
     model, found = load_live(name, encoder)
     if not found.traits.live:
-        raise ConfigError(
-            f"{found.traits.name}: cannot be served live: its tokens read the whole recording; "
-            f"give --encoder with a live one, as whisper:tiny.en,block_s=1"
-        )
+        problem = f"{found.traits.name}: cannot be served live: its tokens read the whole recording"
+        raise ConfigError(f"{problem}; give --encoder with a live one, as whisper:tiny.en,block_s=1")
     return Served(Path(name).name, model, found, name)
 
 

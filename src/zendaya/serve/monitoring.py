@@ -71,5 +71,4 @@ class Gauges:
         self.rejections = Counter("zendaya_rejections", "Requests refused", ("reason",), registry=self.registry)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from zendaya.errors import ZendayaError
 from zendaya.records import Event
@@ -19,10 +19,8 @@ from zendaya.serve.hub import Hub, StreamUpdate
 from zendaya.serve.intake import Intake, Kind, Served
 from zendaya.serve.monitoring import LOG, Gauges
 
-FINALS_S = 30.0
-"""Seconds in which the last text is written and delivered, once sources have ended."""
-RETRY_S = 5
-"""Seconds after which a client that found no seat should retry."""
+FINALS_S = 30.0  # seconds in which the last text is written and delivered, once sources have ended
+RETRY_S = 5  # seconds after which a client that found no seat should retry
 
 
 class NoSeatError(ZendayaError):
@@ -47,14 +45,12 @@ def error_body(message: str, code: str, *, field: str | None = None, internal: b
     return {"error": {"message": message, "type": kind, "code": code, "param": field}}
 
 
-def error_response(
-    status: int, message: str, code: str, *, field: str | None = None, headers: dict[str, str] | None = None
-) -> JSONResponse:  # fmt: skip
+def error_response(status: int, message: str, code: str, *, field: str | None = None, headers: dict[str, str] | None = None) -> Response:
     """An error with its status."""
     return JSONResponse(error_body(message, code, field=field, internal=status >= 500), status, headers)
 
 
-def unavailable(code: str, message: str) -> JSONResponse:
+def unavailable(code: str, message: str) -> Response:
     """503: the client should retry later."""
     return error_response(503, f"{message}: retry in {RETRY_S} s", code, headers={"Retry-After": str(RETRY_S)})
 
@@ -69,7 +65,6 @@ class Host:
 
     @property
     def num_seats(self) -> int:
-        """Number of seats, taken or not."""
         return self.config.max_sessions
 
     @property
@@ -236,7 +231,6 @@ class Transcript:
         self._window = 0
 
     def add(self, event: Event) -> str:
-        """The piece of an event."""
         piece = event.text if self.text else event.text.lstrip()
         if piece and event.window_index != self._window and self.text and not self.text[-1].isspace() and not piece[0].isspace():
             piece = " " + piece

@@ -28,16 +28,12 @@ from zendaya.serve.config import ServeConfig, bind, in_url
 
 LOG = logging.getLogger("zendaya.serve")
 DEPLOYMENT = "replica"
-SEAT_S = 1.0
-"""Seconds to wait for a seat if all are taken: one may just become free."""
-LOOK_S = 1.0
-"""Seconds between two looks at the number of running replicas."""
-BUSY = 0.7
-"""Share of a replica's seats that autoscaling aims at, which leaves room while another replica starts."""
+SEAT_S = 1.0  # seconds to wait for a seat if all are taken: one may just become free
+LOOK_S = 1.0  # seconds between two looks at the number of running replicas
+BUSY = 0.7  # share of a replica's seats that autoscaling aims at, which leaves room while another replica starts
 CONNECT_S = 5.0
 LOCAL = "local"
-STORE = 100 * 2**20
-"""Bytes of a local Ray's object store, which sessions do not use."""
+STORE = 100 * 2**20  # bytes of a local Ray's object store, which sessions do not use
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,6 @@ class Replica:
         await asyncio.Event().wait()
 
     async def where(self) -> tuple[str, str]:
-        """The replica's name and address."""
         return self.name, self.address
 
     async def check_health(self) -> None:

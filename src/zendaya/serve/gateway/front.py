@@ -39,12 +39,10 @@ from zendaya.serve.server import Host, unavailable
 from zendaya.serve.transports.base import cancel, open_transports, while_connected
 from zendaya.serve.transports.websocket import PATH
 
-REACH_S = 5.0
-"""Seconds for connecting to a replica."""
+REACH_S = 5.0  # seconds for connecting to a replica
 LOST = 1011
 """Close code of a connection whose replica has died; the client reconnects and learns that its session is unknown."""
-GOING_ON = (1006, 1009, LOST)
-"""Close codes of a replica after which it keeps the session."""
+GOING_ON = (1006, 1009, LOST)  # close codes of a replica after which it keeps the session
 OWN = frozenset({*HEADERS, "set-cookie", "transfer-encoding", "connection", "keep-alive", "date", "server"})
 """Headers of a replica's answer that the gateway sets itself."""
 PRIVATE = frozenset(
@@ -58,11 +56,9 @@ class Lease:
     """A seat on a replica."""
 
     replica: str
-    address: str
-    """As 127.0.0.1:41000."""
+    address: str  # as 127.0.0.1:41000
     release: Callable[[], None]
-    connection: WebSocketConnection | None = None
-    """The connection that uses it now."""
+    connection: WebSocketConnection | None = None  # the connection that uses it now
     expiry: asyncio.TimerHandle | None = None
 
 
@@ -88,12 +84,9 @@ class Front(Host):
         self.pool, self.http = pool, http
         self.headers = {"Authorization": f"Bearer {key}"}
         self.seats: set[Lease] = set()
-        self.places = dict[str, Lease]()
-        """The seat of each session."""
-        self.replicas = dict[str, str]()
-        """Addresses of the replicas known so far."""
-        self.evaluation: tuple[str, str] | None = None
-        """The replica that answers all pinned requests."""
+        self.places = dict[str, Lease]()  # the seat of each session
+        self.replicas = dict[str, str]()  # addresses of the replicas known so far
+        self.evaluation: tuple[str, str] | None = None  # the replica that answers all pinned requests
 
     @property
     def num_seats(self) -> int:
@@ -156,7 +149,11 @@ class Front(Host):
                 replica.transport.abort()
         finally:
             if connection is not None and lease.connection is connection:
-                self._part(lease, connection, code, streams=streams)
+                lease.connection = None
+                if not streams or connection.code in LEFT or code not in GOING_ON or lease.replica not in self.replicas:
+                    self.free(lease)
+                else:  # for as long as the replica keeps the session for a reconnect
+                    lease.expiry = asyncio.get_running_loop().call_later(self.config.orphan_s, self.free, lease)
             elif known is None and lease.connection is None and lease.expiry is None:
                 self.free(lease)  # no session was opened
 
@@ -219,14 +216,6 @@ class Front(Host):
             code, reason = LOST, "the replica has died"
         await connection.close(code, reason)
         return code
-
-    def _part(self, lease: Lease, connection: WebSocketConnection, code: int, *, streams: bool) -> None:
-        """After a connection: hold the seat for as long as the replica keeps the session for a reconnect."""
-        lease.connection = None
-        if not streams or connection.code in LEFT or code not in GOING_ON or lease.replica not in self.replicas:
-            self.free(lease)
-        else:
-            lease.expiry = asyncio.get_running_loop().call_later(self.config.orphan_s, self.free, lease)
 
     # Requests.
 

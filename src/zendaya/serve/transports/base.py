@@ -29,6 +29,7 @@ class Transport:
 
     pinned: ClassVar[bool] = False
     """Whether its HTTP requests share state, so that a gateway must send all of them to one replica."""
+    server: Server  # for subclasses that keep the server of `routes` or `start`
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config

@@ -28,8 +28,7 @@ from zendaya.serve.transports.base import Transport, cancel, while_connected, wi
 from zendaya.sources.media import read_audio
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
-CHUNK_S = 5.0
-"""Seconds of a recording that are decoded from its file in one go."""
+CHUNK_S = 5.0  # seconds of a recording that are decoded from its file in one go
 
 
 class FilesTransport(Transport):

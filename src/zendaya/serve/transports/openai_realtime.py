@@ -25,10 +25,8 @@ from zendaya.serve.server import Feed, Server, StreamFailedError, Transcript, er
 from zendaya.serve.transports.base import Transport, cancel
 
 RATES = (24_000, 16_000)
-MAX_ITEMS = 8
-"""Items per connection that are transcribed at the same time."""
-ROOM_S = 5.0
-"""Seconds that an append waits for room; with more, pings would go unanswered."""
+MAX_ITEMS = 8  # items per connection that are transcribed at the same time
+ROOM_S = 5.0  # seconds that an append waits for room; with more, pings would go unanswered
 
 
 @dataclass(eq=False)
@@ -47,8 +45,7 @@ class RealtimeSession:
         self.gamma = server.config.gamma
         self.rate = RATES[0]
         self.open: AudioItem | None = None
-        self.last: str | None = None
-        """The item committed last."""
+        self.last: str | None = None  # the item committed last
         self.writing = dict[AudioItem, asyncio.Task[None]]()
         transcription = {"model": server.served.name, "language": None, "prompt": None, "delay": None, "gamma": self.gamma}
         sound = {"format": {"type": "audio/pcm", "rate": self.rate}, "noise_reduction": None, "transcription": transcription}
@@ -96,7 +93,6 @@ class RealtimeSession:
             return None
 
     async def take(self, event: Message) -> None:
-        """Handle one event of the client."""
         takers = {"session.update": self.update, "transcription_session.update": self.update}
         takers |= {f"input_audio_buffer.{taker.__name__}": taker for taker in (self.append, self.commit, self.clear)}
         await takers[fields.choice(event, "type", tuple(takers))](event)
@@ -158,7 +154,6 @@ class RealtimeSession:
         return gamma
 
     async def append(self, event: Message) -> None:
-        """Append audio."""
         samples = fields.pcm(event, "audio", longest=self.server.config.max_message)
         if self.open is None:
             if len(self.writing) >= MAX_ITEMS:
@@ -169,7 +164,6 @@ class RealtimeSession:
         await self.open.feed.send(samples, within_s=ROOM_S)
 
     async def commit(self, event: Message) -> None:
-        """End the item."""
         item, self.open = self.open, None
         if item is None:
             raise FieldError("audio", "audio: expected audio since the last commit: got none", "input_audio_buffer_commit_empty")
@@ -232,14 +226,11 @@ class RealtimeSession:
 class RealtimeTransport(Transport):
     """The socket `/v1/realtime`."""
 
-    server: Server
-
     def routes(self, server: Server) -> list[BaseRoute]:
         self.server = server
         return [WebSocketRoute("/v1/realtime", self.connect)]
 
     async def connect(self, websocket: WebSocket) -> None:
-        """Serve one connection."""
         problem, server = None, self.server
         if websocket.query_params.get("intent", "transcription") != "transcription":
             problem = 400, "intent", "intent: expected transcription, the only one served"

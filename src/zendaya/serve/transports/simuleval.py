@@ -27,15 +27,13 @@ from zendaya.serve.server import Feed, Server, StreamFailedError, error_response
 from zendaya.serve.transports.base import Transport, within
 from zendaya.sources.media import SAMPLE_RATE
 
-MAX_BODY = 2**24
-"""Bytes per segment: samples are JSON numbers of about twenty characters each."""
+MAX_BODY = 2**24  # bytes per segment: samples are JSON numbers of about twenty characters each
 
 
 class SimulEvalTransport(Transport):
     """The one evaluation."""
 
     pinned = True
-    server: Server
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__(config)
@@ -54,7 +52,6 @@ class SimulEvalTransport(Transport):
         ]
 
     def end(self) -> None:
-        """Drop the evaluation."""
         if self._expiry is not None:
             self._expiry.cancel()
         if self._feed is not None:
@@ -74,13 +71,11 @@ class SimulEvalTransport(Transport):
                     self._expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.end)
 
     async def reset(self, request: Request) -> Response:
-        """Begin a new source."""
         async with self._asked():
             self.end()
         return JSONResponse({})
 
     async def input(self, request: Request) -> Response:
-        """Take a segment of the source."""
         async with self._asked():
             body = await within(self.server.config.slow_s, _body(request))
             samples, finished = await asyncio.to_thread(_segment, body)

@@ -33,14 +33,12 @@ from zendaya.serve.monitoring import INTERNAL, LOG
 from zendaya.serve.server import Seat, Server
 from zendaya.serve.transports.base import Transport, cancel
 
-HEAD = struct.Struct("<Q")
-"""The head of a binary message: its number."""
+HEAD = struct.Struct("<Q")  # the head of a binary message: its number
 ID = r"[A-Za-z0-9_-]{1,64}"
 TOKEN = r"[A-Za-z0-9_-]{16,128}"
 RESUME = ("type", "session", "token", "received")
 OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "live", "received")
-PARTING_S = 1.0
-"""Seconds for which a broken connection is still read: the client's close code may come."""
+PARTING_S = 1.0  # seconds for which a broken connection is still read: the client's close code may come
 PATH = "/v1/stream"
 
 
@@ -58,14 +56,10 @@ class EventLog:
 
     max_events: int
     events: deque[tuple[int, str]] = field(default_factory=deque)
-    number: int = 0
-    """Number of the last event."""
-    sent: int = 0
-    """Number of the last event sent, on any connection."""
-    final: int = 0
-    """Number of the event that ended the session, once there is one."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there may be something to send."""
+    number: int = 0  # number of the last event
+    sent: int = 0  # number of the last event sent, on any connection
+    final: int = 0  # number of the event that ended the session, once there is one
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # set when there may be something to send
 
     @property
     def first(self) -> int:
@@ -73,7 +67,6 @@ class EventLog:
         return self.events[0][0] if self.events else self.number + 1
 
     def add(self, type: str, **what: Any) -> None:  # noqa: A002
-        """Append an event."""
         self.number += 1
         self.events.append((self.number, json.dumps({"type": type, "seq": self.number, **what}, ensure_ascii=False)))
         self.sent_up_to(self.sent)
@@ -110,15 +103,11 @@ class ResumableSession:
     kind: Kind
     connection: WebSocketConnection | None
     stream: Stream = field(init=False)
-    received: int = 0
-    """Number of the last message accepted."""
-    received_s: float = 0.0
-    """When it was accepted, or the connection opened, by the loop's clock."""
-    taken: int = 0
-    """Number of the last message encoded: the client may forget it and all before."""
+    received: int = 0  # number of the last message accepted
+    received_s: float = 0.0  # when it was accepted, or the connection opened, by the loop's clock
+    taken: int = 0  # number of the last message encoded: the client may forget it and all before
     opened: bool = False
-    reason: str = "end"
-    """Why the source ended."""
+    reason: str = "end"  # why the source ended
     expiry: asyncio.TimerHandle | None = None
 
     @property
@@ -138,7 +127,6 @@ class ResumableSession:
             self.stream.end()
 
     def on_notes(self, notes: list[StreamUpdate]) -> None:
-        """Take the stream's notes."""
         for note in notes:
             if note.kind == "opened":
                 self.opened = True
@@ -188,8 +176,6 @@ def to_event(event: Event, exposure: float) -> dict[str, Any]:
 
 class WebSocketTransport(Transport):
     """The sessions of `/v1/stream`."""
-
-    server: Server
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__(config)
@@ -247,15 +233,11 @@ class WebSocketTransport(Transport):
             if seat is not None:
                 seat.free()
             if session is not None and connection is not None and session.connection is connection:
-                self._part(session, connection)
-
-    def _part(self, session: ResumableSession, connection: WebSocketConnection) -> None:
-        """After a connection: keep the session for a time if its client may reconnect."""
-        session.connection = None
-        if session.settled or connection.code in LEFT or not session.opened:
-            self.forget(session)
-        else:
-            session.expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.forget, session)
+                session.connection = None
+                if session.settled or connection.code in LEFT or not session.opened:
+                    self.forget(session)
+                else:  # its client may reconnect
+                    session.expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.forget, session)
 
     async def _greet(self, connection: WebSocketConnection, seat: Seat | None) -> ResumableSession:
         """Read the first message: open a session, or resume one."""
@@ -333,14 +315,12 @@ class WebSocketTransport(Transport):
         session.stream.ago_s, session.received_s = 0.0, asyncio.get_running_loop().time()
         config, served = self.server.config, self.server.served
         traits, acknowledged = session.stream.intake.encoder.traits, session.taken
-        await connection.send(
-            {
-                "type": "opened", "session": session.id, "token": session.token, "model": served.name, "source": session.kind,
-                "schedule": str(session.stream.options.schedule), "window_tokens": session.stream.window_tokens,
-                "tokens_per_s": traits.tokens_per_s, "dim": traits.dim, "received": acknowledged, "max_message": config.max_message,
-                "max_unread": config.max_unread,
-            }
-        )  # fmt: skip
+        opened = {
+            "type": "opened", "session": session.id, "token": session.token, "model": served.name, "source": session.kind,
+            "schedule": str(session.stream.options.schedule), "window_tokens": session.stream.window_tokens,
+            "tokens_per_s": traits.tokens_per_s, "dim": traits.dim, "received": acknowledged, "max_message": config.max_message,
+        }  # fmt: skip
+        await connection.send({**opened, "max_unread": config.max_unread})
         session.log.changed.set()
         writer = asyncio.create_task(self._write(connection, session, acknowledged))
         reader = asyncio.create_task(self._read(connection, session))

@@ -21,14 +21,11 @@ from zendaya.serve.server import RETRY_S, Feed, NoSeatError, Server, StreamFaile
 from zendaya.serve.transports.base import Transport, cancel
 
 MAX_LINE = 2**16
-SPARE = 8
-"""Connections beyond the number of sessions, for clients that only ask what is served."""
+SPARE = 8  # connections beyond the number of sessions, for clients that only ask what is served
 
 
 class WyomingTransport(Transport):
     """A port of its own, if `wyoming_port` is set."""
-
-    server: Server
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__(config)
@@ -48,7 +45,6 @@ class WyomingTransport(Transport):
             self._listening = await asyncio.start_server(self._connected, sock=self.socket, limit=MAX_LINE)
 
     async def stop(self) -> None:
-        """Close the port and all connections."""
         if self._listening is not None:
             self._listening.close()
         await cancel(*self._talks)
@@ -166,7 +162,6 @@ class _WyomingConnection:
         # Unknown events are ignored, as the protocol asks.
 
     async def _begin(self, data: Message) -> None:
-        """Begin a recording."""
         fields.integer(data, "width", 2, 2)
         fields.integer(data, "channels", 1, 1)
         intake = self.server.served.intake("audio", fields.integer(data, "rate", 8000, 48_000))
