@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from zendaya.data.features.files import Rows, read_array, read_features
-from zendaya.data.features.store import file_digest
 from zendaya.encoders.base import Encoder, FloatArray, Tokens, Traits, encode, stream
 from zendaya.encoders.registry import ROW_KEY, EncoderSpec
 from zendaya.errors import ConfigError, SourceError
+from zendaya.files import file_digest
 from zendaya.records import Clip
 from zendaya.sources.media import SAMPLE_RATE, Frame, Samples, read_audio, read_video
 
@@ -57,16 +58,19 @@ class Encoded:
     reason: str = ""
 
 
-class ClipEncoder(Protocol):
+class ClipEncoder(ABC):
     """Clips to tokens. The tokens depend on the clip alone, not on the clips before it."""
 
-    @property
-    def traits(self) -> Traits: ...
+    def __init__(self, encoder: Encoder[Any, Any]) -> None:
+        self.encoder, self.traits = encoder, encoder.traits
 
     def digest(self) -> str:
         """sha256 of the weights, or of the feature file; empty if there is neither."""
+        return self.encoder.digest()
 
-    def encode(self, clip: Clip) -> Encoded: ...
+    @abstractmethod
+    def encode(self, clip: Clip) -> Encoded:
+        """The tokens of a clip."""
 
 
 def complete_spec(spec: EncoderSpec, folder: Path, clips: Callable[[], Iterable[Clip]]) -> EncoderSpec:
@@ -159,15 +163,13 @@ class _Recording:
         return (self.first + len(self._chunks) - 1) * CHUNK + self._chunks[-1].size if self._chunks else self.first * CHUNK
 
 
-class AudioClips:
+class AudioClips(ClipEncoder):
     """Clips of recordings; the source of a joined clip is its parts, back to back."""
 
     def __init__(self, encoder: Encoder[Samples, Any], folder: Path) -> None:
-        self.encoder, self.traits, self._folder = encoder, encoder.traits, folder
+        super().__init__(encoder)
+        self._folder = folder
         self._recording: _Recording | None = None
-
-    def digest(self) -> str:
-        return self.encoder.digest()
 
     def encode(self, clip: Clip) -> Encoded:
         notes = list[str]()
@@ -213,15 +215,13 @@ class _Film:
         return Tokens.join([*kept, *self._parts[-1:]], self._dim)
 
 
-class VideoClips:
+class VideoClips(ClipEncoder):
     """Clips of videos: the tokens of the video that arrive during the clip."""
 
     def __init__(self, encoder: Encoder[list[Frame], Any], folder: Path) -> None:
-        self.encoder, self.traits, self._folder = encoder, encoder.traits, folder
+        super().__init__(encoder)
+        self._folder = folder
         self._film: _Film | None = None
-
-    def digest(self) -> str:
-        return self.encoder.digest()
 
     def encode(self, clip: Clip) -> Encoded:
         _refuse_joined(clip, "videos")
@@ -295,13 +295,20 @@ class FeatureSource:
             return media_path(self.path, self._key(clip), _FEATURE_SUFFIXES), None
         return self.path, self._key(clip)
 
-    def digest(self) -> str:
-        return file_digest(self.path) if self.path is not None and self.path.is_file() else ""
-
     @cached_property
     def _packed(self) -> tuple[Any, Any, Any]:
+        """The levels, scale and offsets of an npz that holds all clips."""
         assert self.path is not None
-        return _read_packed(self.path)
+        levels, scale, offsets = (read_array(self.path, name) for name in ("q", "scale", "offset"))
+        fits = (
+            levels.ndim == 2 and scale.shape == levels.shape[1:] and offsets.ndim == 1 and offsets.size > 1 and offsets.dtype.kind in "iu"
+        )
+        if not fits or offsets[0] != 0 or offsets[-1] != levels.shape[0] or (np.diff(offsets.astype(np.int64)) < 0).any():
+            raise SourceError(
+                f"{self.path}: q {levels.shape}, scale {scale.shape} and offset {offsets.shape} do not fit: "
+                f"expected (rows, dim), (dim,) and rising offsets from 0 to rows"
+            )
+        return levels, scale.astype(np.float32), offsets.astype(np.int64)
 
     def _packed_rows(self, clip: Clip) -> Rows:
         levels, scale, offsets = self._packed
@@ -321,26 +328,17 @@ def _is_packed(path: Path) -> bool:
         raise SourceError(f"{path}: not a whole npz file: {error}") from None
 
 
-def _read_packed(path: Path) -> tuple[Any, Any, Any]:
-    levels, scale, offsets = (read_array(path, name) for name in ("q", "scale", "offset"))
-    fits = levels.ndim == 2 and scale.shape == levels.shape[1:] and offsets.ndim == 1 and offsets.size > 1 and offsets.dtype.kind in "iu"
-    if not fits or offsets[0] != 0 or offsets[-1] != levels.shape[0] or (np.diff(offsets.astype(np.int64)) < 0).any():
-        raise SourceError(
-            f"{path}: q {levels.shape}, scale {scale.shape} and offset {offsets.shape} do not fit: "
-            f"expected (rows, dim), (dim,) and rising offsets from 0 to rows"
-        )
-    return levels, scale.astype(np.float32), offsets.astype(np.int64)
-
-
-class FeatureClips:
+class FeatureClips(ClipEncoder):
     """Clips of feature rows: a clip's own, or those of its stream that arrive during it."""
 
     def __init__(self, encoder: Encoder[Rows, Any], source: FeatureSource) -> None:
-        self.encoder, self.traits, self._source = encoder, encoder.traits, source
+        super().__init__(encoder)
+        self._source = source
         self._last: tuple[object, Tokens, str] | None = None
 
     def digest(self) -> str:
-        stored, weights = self._source.digest(), self.encoder.digest()
+        path, weights = self._source.path, self.encoder.digest()
+        stored = file_digest(path) if path is not None and path.is_file() else ""
         return hashlib.sha256(f"{stored}{weights}".encode()).hexdigest() if weights else stored
 
     def encode(self, clip: Clip) -> Encoded:
@@ -362,14 +360,8 @@ class FeatureClips:
 # Text.
 
 
-class TextClips:
+class TextClips(ClipEncoder):
     """Sentences to translate: the ids of their words."""
-
-    def __init__(self, encoder: Encoder[str, Any]) -> None:
-        self.encoder, self.traits = encoder, encoder.traits
-
-    def digest(self) -> str:
-        return self.encoder.digest()
 
     def encode(self, clip: Clip) -> Encoded:
         return Encoded(encode(self.encoder, [clip.source], where=f"clip {clip.id}"))

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,8 @@ def encode_clips(
         entries = writer.entries
         if not any(entry.num_tokens for entry in entries):
             writer.discard()
-            raise SourceError(
-                f"none of the {len(entries)} clips could be encoded; the first: {entries[0].reason}; all are in {Path(out) / PROBLEMS}"
-            )
+            first = f"the first: {entries[0].reason}; all are in {Path(out) / PROBLEMS}"
+            raise SourceError(f"none of the {len(entries)} clips could be encoded; {first}")
         writer.finish()
         verified = options.verify or resumed == len(clips)  # a run with nothing to do checks the store that is there
         if verified:
@@ -178,10 +178,8 @@ def _check_prefix(writer: StoreWriter, keys: Sequence[tuple[str, str]]) -> int:
         raise StoreError(f"{writer.path}: holds {len(have)} clips already, more than the {len(keys)} to encode; encode to another folder")
     for number, (old, new) in enumerate(zip(have, keys, strict=False)):
         if old != new:
-            raise StoreError(
-                f"{writer.path}: clip {number + 1} is {old[1]!r} of split {old[0]!r}: expected {new[1]!r} of {new[0]!r}; "
-                f"encode to another folder"
-            )
+            got = f"clip {number + 1} is {old[1]!r} of split {old[0]!r}: expected {new[1]!r} of {new[0]!r}"
+            raise StoreError(f"{writer.path}: {got}; encode to another folder")
     return len(have)
 
 
@@ -252,11 +250,6 @@ def _clip_work(make: Make, dtype: Dtype) -> Work[list[Clip], list[ClipOutcome]]:
 
 def _batches(clips: Iterable[Clip]) -> Iterator[list[Clip]]:
     """Clips in order, consecutive ones of the same media together."""
-    batch = list[Clip]()
-    for clip in clips:
-        if batch and (len(batch) == BATCH or clip.media != batch[0].media or not clip.media):
-            yield batch
-            batch = []
-        batch.append(clip)
-    if batch:
-        yield batch
+    for media, group in groupby(clips, key=lambda clip: clip.media):
+        members, size = list(group), BATCH if media else 1
+        yield from (members[first : first + size] for first in range(0, len(members), size))
