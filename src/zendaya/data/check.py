@@ -160,10 +160,8 @@ def _split_check(clips: Sequence[Clip], lengths: Sequence[tuple[int, float] | No
 
 
 def _regime(geometry: Geometry | None) -> str:
-    if geometry is None:
-        return "unknown"
-    rho = geometry.rho.mean
-    return "source-dense" if rho > 1 else "text-dense" if rho < 1 else "balanced"
+    rho = math.nan if geometry is None else geometry.rho.mean
+    return "source-dense" if rho > 1 else "text-dense" if rho < 1 else "balanced" if rho == 1 else "unknown"
 
 
 def _dial(geometry: Geometry | None, first_tokens: int | None) -> tuple[int | None, float | None]:

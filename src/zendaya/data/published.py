@@ -150,16 +150,26 @@ class Fields(dict[str, Any]):
         return self[name]
 
     def name(self, name: str) -> str:
-        return as_name(self.value(name), self.owner + name)
+        """A printable text that is not blank: an id, a split, a path."""
+        value = self.value(name)
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise Malformed(f"{self.owner}{name} must be a printable text", value)
+        return value
 
     def number(self, name: str) -> float:
         return as_number(self.value(name), self.owner + name)
 
     def count(self, name: str) -> int:
-        return as_count(self.value(name), self.owner + name)
+        value = self.value(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
+            raise Malformed(f"{self.owner}{name} must be an integer, at least 0", value)
+        return value
 
     def array(self, name: str) -> list[Any]:
-        return as_list(self.value(name), self.owner + name)
+        value = self.value(name)
+        if not isinstance(value, list):
+            raise Malformed(f"{self.owner}{name} must be a list", value)
+        return value
 
 
 def json_lines(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Fields]]:
@@ -197,7 +207,7 @@ def json_items(path: Path, problems: list[Problem], label: str | None = None) ->
     for key, value in json_object(path, problems, label).items():
         where = f"{label or path.name}:{snippet(key)}"
         with skipping(problems, where):
-            yield where, as_name(key, "the key"), as_object(value, "the annotation")
+            yield where, Fields(key=key).name("key"), as_object(value, "the annotation")
 
 
 def _parse(text: str, error_of: Callable[[str], Exception], **options: Any) -> Any:
@@ -224,20 +234,6 @@ def as_object(value: object, name: str) -> Fields:
     return fields
 
 
-def as_list(value: object, name: str) -> list[Any]:
-    """The value, which must be a list."""
-    if not isinstance(value, list):
-        raise Malformed(f"{name} must be a list", value)
-    return value
-
-
-def as_name(value: object, name: str) -> str:
-    """The value, which must be a printable text that is not blank: an id, a split, a path."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise Malformed(f"{name} must be a printable text", value)
-    return value
-
-
 def as_number(value: object, name: str) -> float:
     """The value, which must be a finite number or the text of one."""
     if isinstance(value, str):
@@ -249,13 +245,6 @@ def as_number(value: object, name: str) -> float:
     if abs(value) > 1 << 53 or not math.isfinite(value):
         raise Malformed(f"{name} must be finite", value)
     return float(value)
-
-
-def as_count(value: object, name: str) -> int:
-    """The value, which must be an integer of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise Malformed(f"{name} must be an integer, at least 0", value)
-    return value
 
 
 def clean(text: object, where: str, problems: list[Problem], name: str = "the text") -> str:

@@ -7,25 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from zendaya.data import published
 from zendaya.data.corpora.base import Corpus
-from zendaya.data.published import (
-    Fields,
-    Malformed,
-    add_new,
-    as_list,
-    as_number,
-    as_object,
-    checked,
-    clean_references,
-    json_items,
-    json_lines,
-    json_object,
-    lines,
-    report,
-    skipping,
-    snippet,
-    unreadable,
-)
+from zendaya.data.published import Fields, Malformed, as_number, checked, clean_references, report, skipping, snippet, unreadable
 from zendaya.errors import CorpusError
 from zendaya.records import Clip, Problem
 
@@ -61,9 +45,9 @@ def files(path: Path) -> list[Path]:
 
 def clips(path: Path, problems: list[Problem], transcript: Transcript = "book") -> Iterator[Clip]:
     """One clip per supervision of a cut or Kaldi segment, in file order."""
-    published = files(path)
-    folders = dict.fromkeys(file.parent for file in published if file.name in ("segments", "data.json"))
-    for file in published:
+    found = files(path)
+    folders = dict.fromkeys(file.parent for file in found if file.name in ("segments", "data.json"))
+    for file in found:
         if file.parent not in folders:
             yield from _cut_clips(file, problems, transcript)
     for folder in folders:
@@ -82,7 +66,7 @@ def book_folder(recording: str) -> str:
 def _cut_clips(file: Path, problems: list[Problem], transcript: Transcript) -> Iterator[Clip]:
     split = file.name.removesuffix(".gz").removesuffix(".jsonl").removeprefix("libriheavy_cuts_")
     seen: set[str] = set()
-    for where, record in json_lines(file, problems):
+    for where, record in published.json_lines(file, problems):
         with skipping(problems, where):
             for clip in list(_cut(record, split, transcript, where, problems)):
                 with skipping(problems, where):
@@ -99,10 +83,11 @@ def _cut(record: Fields, split: str, transcript: Transcript, where: str, problem
     cut_start_s, supervisions = record.number("start"), record.array("supervisions")
     if not supervisions:
         report(problems, "no-text", where, f"{snippet(identity)}: the cut has no supervision")
-    recording = as_object(record.get("recording") or {}, "the recording")
-    media = [source.get("source") for source in as_list(recording.get("sources", []), "sources") if isinstance(source, dict)]
+    recording = published.as_object(record.get("recording") or {}, "the recording")
+    sources = recording.array("sources") if "sources" in recording else []
+    media = [source.get("source") for source in sources if isinstance(source, dict)]
     for value in supervisions:
-        supervision = as_object(value, "the supervision")
+        supervision = published.as_object(value, "the supervision")
         stream = recording.name("id") if recording.get("id") else supervision.name("recording_id")
         one_file = len(media) == 1 and isinstance(media[0], str)
         if not one_file:
@@ -120,11 +105,10 @@ def _cut(record: Fields, split: str, transcript: Transcript, where: str, problem
 def _text(supervision: Fields, transcript: Transcript) -> object:
     """The chosen text of the two in the full manifests, or the only one in those prepared for recognition."""
     custom = supervision.get("custom")
-    texts = custom.get("texts") if isinstance(custom, dict) else None
-    if texts is None:
+    if not isinstance(custom, dict) or custom.get("texts") is None:
         return supervision.value("text")
-    index = 0 if transcript == "book" else 1
-    if len(as_list(texts, "texts")) <= index:
+    texts, index = Fields(custom).array("texts"), 0 if transcript == "book" else 1
+    if len(texts) <= index:
         raise Malformed("texts must hold the book's text and the recogniser's", texts)
     return texts[index]
 
@@ -140,7 +124,7 @@ def _kaldi_clips(folder: Path, problems: list[Problem]) -> Iterator[Clip]:
     """`ID RECORDING start end` with `ID text`; a data.json beside them must agree."""
     texts = dict(_keyed(folder, "text", problems))
     media = dict(_keyed(folder, "wav.scp", problems)) if (folder / "wav.scp").is_file() else {}
-    other = json_object(folder / "data.json", problems, f"{folder.name}/data.json") if (folder / "data.json").is_file() else None
+    other = published.json_object(folder / "data.json", problems, f"{folder.name}/data.json") if (folder / "data.json").is_file() else None
     seen: set[str] = set()
     for identity, (where, rest) in _keyed(folder, "segments", problems):
         with skipping(problems, where):
@@ -173,12 +157,12 @@ def _keyed(folder: Path, name: str, problems: list[Problem]) -> Iterator[tuple[s
     if not (folder / name).is_file():
         raise CorpusError(f"{folder / name}: no such file; a Kaldi folder has segments and text: {WHERE}")
     seen: set[str] = set()
-    for where, line in lines(folder / name, problems, f"{folder.name}/{name}"):
+    for where, line in published.lines(folder / name, problems, f"{folder.name}/{name}"):
         with skipping(problems, where):
             key, _, rest = line.partition(" ")
             if not key:
                 raise Malformed("the line has no key", line, kind="malformed" if line.strip() else "blank-line")
-            add_new(seen, key)
+            published.add_new(seen, key)
             yield key, (where, rest)
 
 
@@ -196,7 +180,7 @@ def _agrees(value: object, start_s: float, end_s: float, text: str) -> bool:
 def _json_clips(folder: Path, problems: list[Problem]) -> Iterator[Clip]:
     """LongLibriHeavy's data.json alone: one object per segment, with audio_filepath, start, end and text."""
     num_clips = 0
-    for where, identity, record in json_items(folder / "data.json", problems, f"{folder.name}/data.json"):
+    for where, identity, record in published.json_items(folder / "data.json", problems, f"{folder.name}/data.json"):
         with skipping(problems, where):
             audio = record.name("audio_filepath").removeprefix("path_librilight/")
             stream = PurePosixPath(audio).with_suffix("").as_posix()

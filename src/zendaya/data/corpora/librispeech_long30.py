@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from zendaya.data.corpora import librispeech
-from zendaya.data.published import Malformed, add_new, as_count, checked, clean_references, json_lines, report, skipping, unreadable
+from zendaya.data.published import Malformed, add_new, checked, clean_references, json_lines, report, skipping, unreadable
 from zendaya.errors import CorpusError
 from zendaya.records import Clip, Problem
 
@@ -35,9 +35,8 @@ def clips(path: Path, problems: list[Problem]) -> Iterator[Clip]:
     seen: set[str] = set()
     for where, record in json_lines(joined, problems):
         with skipping(problems, where):
-            identity = record.name("id")
-            indices = [as_count(index, "idx") for index in record.array("idx")]
-            parts = tuple(by_line[index] for index in indices if index in by_line)
+            identity, indices = record.name("id"), record.array("idx")
+            parts = tuple(by_line[index] for index in indices if type(index) is int and index in by_line)
             if not parts or len(parts) < len(indices):
                 raise Malformed(f"idx must be lines of {manifest.name} that can be read, from 0", indices)
             if len({(part.stream, part.split) for part in parts}) > 1 or any(a.end_s != b.start_s for a, b in pairwise(parts)):

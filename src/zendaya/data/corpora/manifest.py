@@ -60,22 +60,15 @@ def _clip(record: Fields, where: str, problems: list[Problem]) -> Clip:
         raise Malformed("no field 'media_start_s': a stream other than the media needs the stream time at which the media begins")
     defaults = {"split": "train", "stream": media or identity, "start_s": 0, "end_s": record.get("start_s", 0), "media_start_s": 0}
     record = Fields(defaults | record)
+    references = record.array("references") if "references" in record else [record.value("text")]
     return Clip(
-        corpus=NAME,
-        id=identity,
-        split=record.name("split"),
-        stream=record.name("stream"),
-        references=clean_references(record.array("references") if "references" in record else [record.value("text")], where, problems),
-        start_s=record.number("start_s"),
-        end_s=record.number("end_s"),
-        media=media,
-        media_start_s=record.number("media_start_s"),
-        stream_s=record.number("stream_s") if "stream_s" in record else None,
-        source=source,
+        corpus=NAME, id=identity, split=record.name("split"), stream=record.name("stream"), media=media, source=source,
+        references=clean_references(references, where, problems), start_s=record.number("start_s"), end_s=record.number("end_s"),
+        media_start_s=record.number("media_start_s"), stream_s=record.number("stream_s") if "stream_s" in record else None,
         group=record.name("group") if "group" in record else "",
         num_source_tokens=record.count("num_source_tokens") if "num_source_tokens" in record else None,
         feature_row=record.count("feature_row") if "feature_row" in record else None,
-    )
+    )  # fmt: skip
 
 
 def write(clips: Iterable[Clip], path: Path) -> None:

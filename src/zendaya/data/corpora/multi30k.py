@@ -41,9 +41,8 @@ def clips(path: Path, problems: list[Problem], source: str = "en", target: str =
         # With different numbers of lines, it is unknown which line is missing.
         num_lines, num_others = (sum(1 for _ in lines(side, [])) for side in (file, other))
         if num_lines != num_others or not num_lines:
-            raise CorpusError(
-                f"{file}: {num_lines} lines, but {other.name} has {num_others}; expected equal numbers, at least 1: download both again"
-            )
+            numbers = f"{num_lines} lines, but {other.name} has {num_others}"
+            raise CorpusError(f"{file}: {numbers}; expected equal numbers, at least 1: download both again")
         yield from _split_clips(split, file, other, problems)
 
 

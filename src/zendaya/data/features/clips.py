@@ -1,8 +1,7 @@
 """A clip of a corpus to its tokens, for any encoder, by its modality.
 
 Audio is encoded from the clip's first sample with a fresh state, like a live session that begins there. Video frames and feature
-rows are encoded as one stream; a clip gets the tokens that arrive during it, so consecutive clips share none and lose none.
-Arrival times count from the start of the clip.
+rows are encoded as one stream; a clip gets the tokens that arrive during it. Arrival times count from the start of the clip.
 """
 
 from __future__ import annotations
@@ -96,10 +95,7 @@ def _feature_source(spec: EncoderSpec, folder: Path) -> FeatureSource:
 
 
 def media_path(folder: Path, media: str, suffixes: Iterable[str] = ()) -> Path:
-    """The file of a clip; a name that leads out of the folder is refused, because a published file could name anything.
-
-    A link inside the folder was put there by its owner, and is followed.
-    """
+    """The file of a clip; published names that lead out of the folder are refused, links inside it are followed."""
     base = folder.resolve()  # "../x" would count as relative to "."
     path = Path(os.path.normpath(base / media))
     if not media or not path.is_relative_to(base):
@@ -120,9 +116,6 @@ def _short(where: Path | str, got_s: float, wanted_s: float) -> str:
 def _noted(tokens: Tokens, reasons: Iterable[str]) -> Encoded:
     reason = "; ".join(filter(None, reasons))
     return Encoded(tokens, "short" if reason else "", reason)
-
-
-# Audio.
 
 
 class _Recording:
@@ -187,9 +180,6 @@ class AudioClips(ClipEncoder):
         return samples
 
 
-# Video.
-
-
 class _Film:
     """The tokens of a video, computed as its clips need them."""
 
@@ -246,11 +236,7 @@ def _during(tokens: Tokens, start_s: float, end_s: float, where: Path | str, tra
         got = f"the last arrives at {arrival_s[-1]:.2f} s" if len(tokens) else "there is none"
         raise SourceError(f"{where}: no token arrives between {start_s:.2f} and {end_s:.2f} s: {got}")
     chosen = Tokens(tokens.values_TE[first:stop], arrival_s[first:stop] - start_s)
-    over = stop < len(tokens)
-    return _noted(chosen, [] if over else [_short(where, float(arrival_s[-1]) + 1 / traits.tokens_per_s, end_s)])
-
-
-# Precomputed features.
+    return _noted(chosen, [] if stop < len(tokens) else [_short(where, float(arrival_s[-1]) + 1 / traits.tokens_per_s, end_s)])
 
 
 class FeatureSource:
@@ -300,14 +286,11 @@ class FeatureSource:
         """The levels, scale and offsets of an npz that holds all clips."""
         assert self.path is not None
         levels, scale, offsets = (read_array(self.path, name) for name in ("q", "scale", "offset"))
-        fits = (
-            levels.ndim == 2 and scale.shape == levels.shape[1:] and offsets.ndim == 1 and offsets.size > 1 and offsets.dtype.kind in "iu"
-        )
-        if not fits or offsets[0] != 0 or offsets[-1] != levels.shape[0] or (np.diff(offsets.astype(np.int64)) < 0).any():
-            raise SourceError(
-                f"{self.path}: q {levels.shape}, scale {scale.shape} and offset {offsets.shape} do not fit: "
-                f"expected (rows, dim), (dim,) and rising offsets from 0 to rows"
-            )
+        shapes = f"q {levels.shape}, scale {scale.shape} and offset {offsets.shape}"
+        fits = levels.ndim == 2 and scale.shape == levels.shape[1:] and offsets.ndim == 1 and offsets.size > 1
+        fits = fits and offsets.dtype.kind in "iu" and offsets[0] == 0 and offsets[-1] == levels.shape[0]
+        if not fits or (np.diff(offsets.astype(np.int64)) < 0).any():
+            raise SourceError(f"{self.path}: {shapes} do not fit: expected (rows, dim), (dim,) and rising offsets from 0 to rows")
         return levels, scale.astype(np.float32), offsets.astype(np.int64)
 
     def _packed_rows(self, clip: Clip) -> Rows:
@@ -355,9 +338,6 @@ class FeatureClips(ClipEncoder):
             self._last = place, encode(self.encoder, [rows], where), where
         start_s, end_s = media_span(clip)
         return _during(self._last[1], start_s, end_s, self._last[2], self.traits)
-
-
-# Text.
 
 
 class TextClips(ClipEncoder):

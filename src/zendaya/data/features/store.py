@@ -51,6 +51,7 @@ GROUP = 32
 round small features beside a large one to 0."""
 
 _BELOW_LIMIT = float(np.nextafter(np.float32(LARGEST_FEATURE), np.float32(0)))
+_Sealed = dict[str, tuple[int, str]]
 _NUMPY = {"fp16": "<f2", "int8": "|i1", "fp32": "<f4"}
 _LARGEST = {"fp16": 65504.0, "int8": _BELOW_LIMIT, "fp32": _BELOW_LIMIT}
 
@@ -98,21 +99,6 @@ class Signature:
         # JSON has no infinity: an unlimited receptive field is null.
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
-    @staticmethod
-    def from_dict(data: Any, where: str) -> Signature:
-        """Read the signature in a header."""
-        if isinstance(data, dict):
-            data = {name: math.inf if value is None else value for name, value in data.items()}
-        try:
-            return read_record(Signature, data, f"{where}: signature")
-        except ConfigError as error:
-            raise StoreError(f"{error}; another program wrote it, or it is damaged") from None
-
-    def difference(self, other: Signature) -> str | None:
-        """The first field in which another signature differs, in words."""
-        mine, theirs = self.to_dict(), other.to_dict()
-        return next((f"{name} {value!r}: got {theirs[name]!r}" for name, value in mine.items() if theirs[name] != value), None)
-
 
 # The record of a clip: its values, the scales of int8, and its arrival times, each aligned.
 
@@ -140,20 +126,15 @@ def pack(tokens: Tokens, dtype: Dtype) -> bytes:
         token = int(np.flatnonzero(~good)[0])
         advice = "" if dtype != "fp16" or not np.isfinite(values_TE).all() else "; use --dtype fp32"
         raise SourceError(f"token {token} holds a feature that is not finite or beyond ±{_LARGEST[dtype]:g}, the limit of {dtype}{advice}")
-    scales_at, arrivals_at, size = _layout(num_tokens, dim, dtype)
-    record = bytearray(size)
     if dtype == "int8":
         groups_TGW = np.pad(values_TE, ((0, 0), (0, -dim % GROUP))).reshape(num_tokens, -1, GROUP)
         scales_TG = (np.abs(groups_TGW).max(2) / np.float32(127)).astype("<f4")
         divisors_TG = np.where(scales_TG > 0, scales_TG, np.float32(1))
         levels_TGW = np.rint(groups_TGW / divisors_TG[..., None]).clip(-127, 127).astype(np.int8)
-        values = np.ascontiguousarray(levels_TGW.reshape(num_tokens, -1)[:, :dim]).tobytes()
-        record[scales_at : scales_at + scales_TG.nbytes] = scales_TG.tobytes()
+        parts = [levels_TGW.reshape(num_tokens, -1)[:, :dim], scales_TG]
     else:
-        values = values_TE.astype(_NUMPY[dtype]).tobytes()
-    record[: len(values)] = values
-    record[arrivals_at : arrivals_at + arrivals.nbytes] = arrivals.tobytes()
-    return bytes(record)
+        parts = [values_TE.astype(_NUMPY[dtype])]
+    return b"".join(part.tobytes().ljust(_aligned(part.nbytes), b"\0") for part in (*parts, arrivals))
 
 
 @dataclass(frozen=True)
@@ -196,25 +177,13 @@ class Entry:
     sha256: str = ""
     """Of its record."""
     kind: str = ""
-    """Kind of problem with the clip, which may have tokens all the same."""
+    """Kind of problem with the clip, which may still have tokens."""
     reason: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
         """Split and id: ids are unique within a split."""
         return self.split, self.id
-
-    @staticmethod
-    def parse(line: bytes) -> Entry | None:
-        """The entry of a line, None if it is damaged."""
-        try:
-            record = json.loads(line)
-            del record["sum"]
-            entry = read_record(Entry, record, INDEX)
-        except (ValueError, TypeError, KeyError, RecursionError):  # a ConfigError is a ValueError
-            return None
-        whole = all(0 <= number < 1 << 48 for number in (entry.num_tokens, entry.shard, entry.offset))
-        return entry if whole and entry.offset % ALIGN == 0 else None
 
     def line(self, total: str) -> tuple[bytes, str]:
         """The line of this entry after lines with the checksum `total`, and the new checksum."""
@@ -229,9 +198,15 @@ def _read_index(data: bytes) -> tuple[list[Entry], int, str]:
     """The entries up to the first damaged line, their size in bytes, and their checksum."""
     entries, end, total = list[Entry](), 0, ""
     for written in data.splitlines(keepends=True):
-        entry = Entry.parse(written)
-        line, new = entry.line(total) if entry is not None else (b"", "")
-        if entry is None or line != written:
+        try:
+            record = json.loads(written)
+            del record["sum"]
+            entry = read_record(Entry, record, INDEX)
+        except (ValueError, TypeError, KeyError, RecursionError):  # a ConfigError is a ValueError
+            break
+        line, new = entry.line(total)
+        places = (entry.num_tokens, entry.shard, entry.offset)
+        if line != written or entry.offset % ALIGN or not all(0 <= number < 1 << 48 for number in places):
             break
         entries.append(entry)
         end, total = end + len(line), new
@@ -271,17 +246,22 @@ def _read_header(folder: Path) -> tuple[dict[str, Any], Signature]:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise StoreError(f"{path}: not JSON: it is damaged; encode again") from None
-    if not isinstance(record, dict) or record.get("zendaya_store") != FORMAT:
-        got = record.get("zendaya_store", "another file") if isinstance(record, dict) else "another file"
-        raise StoreError(
-            f"{path}: expected a feature store of format {FORMAT}: got {got!r}; encode again, or use the version that wrote it"
-        )
+    got = record.get("zendaya_store", "another file") if isinstance(record, dict) else "another file"
+    if got != FORMAT:
+        advice = "encode again, or use the version that wrote it"
+        raise StoreError(f"{path}: expected a feature store of format {FORMAT}: got {got!r}; {advice}")
     if _canonical_digest({name: value for name, value in record.items() if name != "sha256"}) != record.get("sha256"):
         raise StoreError(f"{path}: checksum does not match: it was damaged or changed after it was written; encode again")
-    return record, Signature.from_dict(record.get("signature"), str(path))
+    data = record.get("signature")
+    if isinstance(data, dict):
+        data = {name: math.inf if value is None else value for name, value in data.items()}
+    try:
+        return record, read_record(Signature, data, f"{path}: signature")
+    except ConfigError as error:
+        raise StoreError(f"{error}; another program wrote it, or it is damaged") from None
 
 
-def _sealed_files(header: dict[str, Any], folder: Path) -> dict[str, tuple[int, str]]:
+def _sealed_files(header: dict[str, Any], folder: Path) -> _Sealed:
     """Size and sha256 of the files of a finished store: index, problems and shards."""
     files = header.get("files")
     shards = [_shard_name(number) for number in range(len(files) - 2)] if isinstance(files, dict) else []
@@ -296,9 +276,7 @@ def _sealed_files(header: dict[str, Any], folder: Path) -> dict[str, tuple[int, 
 class FeatureStore:
     """The tokens of a corpus in a finished store; safe to share between processes."""
 
-    def __init__(
-        self, path: Path, signature: Signature, entries: list[Entry], files: dict[str, tuple[int, str]], maps: list[mmap.mmap]
-    ) -> None:
+    def __init__(self, path: Path, signature: Signature, entries: list[Entry], files: _Sealed, maps: list[mmap.mmap]) -> None:
         self.path, self.signature, self._files, self._maps = path, signature, files, maps
         self.entries = tuple(entries)
         """All clips of the corpus in its order, with and without tokens."""
@@ -314,9 +292,8 @@ class FeatureStore:
         wanted = encoder.name if isinstance(encoder, Traits) else encoder
         for name, expected, got in (("encoder", wanted, signature.encoder), ("corpus", corpus, signature.corpus)):
             if expected is not None and expected != got:
-                raise StoreError(
-                    f"{folder}: a store of another {name}: expected {expected!r}, got {got!r}; give the right one, or encode again"
-                )
+                other = f"a store of another {name}: expected {expected!r}, got {got!r}"
+                raise StoreError(f"{folder}: {other}; give the right one, or encode again")
         if header.get("finished") is not True:
             raise StoreError(f"{folder}: not finished: its encoding was stopped, or still runs; run the same zendaya encode again")
         files = _sealed_files(header, folder)
@@ -428,7 +405,7 @@ class _Place:
     """Lines that are not in the index yet."""
 
 
-class StoreWriter:
+class StoreWriter(contextlib.AbstractContextManager["StoreWriter"]):
     """The only writer of a store, new or resumed: clips are added in corpus order, committed, and at last sealed."""
 
     def __init__(self, path: str | Path, signature: Signature, *, shard_bytes: int = SHARD_BYTES) -> None:
@@ -453,9 +430,6 @@ class StoreWriter:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> StoreWriter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -572,8 +546,10 @@ class StoreWriter:
 
     def _resume(self) -> None:
         header, signature = _read_header(self.path)
-        if (difference := signature.difference(self.signature)) is not None:
-            raise StoreError(f"{self.path}: holds other features: expected {difference}; encode to another folder, or delete this one")
+        for (name, stored), ours in zip(signature.to_dict().items(), self.signature.to_dict().values(), strict=True):
+            if stored != ours:
+                other = f"expected {name} {stored!r}: got {ours!r}"
+                raise StoreError(f"{self.path}: holds other features: {other}; encode to another folder, or delete this one")
         self.shard_bytes = int(header["shard_bytes"])
         self.finished = header["finished"] is True
         data = (self.path / INDEX).read_bytes() if (self.path / INDEX).exists() else b""
