@@ -317,10 +317,7 @@ class _GammaLosses(nn.Module):
     def forward(self, batch: GammaBatch) -> dict[str, Tensor]:
         loss_BG, lag_BG = self.model.gamma_costs(batch.source_BTE, batch.lengths_B, batch.history)
         steps_B1 = batch.steps_B[:, None]
-        return {
-            "loss": ((loss_BG - batch.loss_BG).square() * steps_B1).sum(),
-            "lag": ((lag_BG - batch.lag_BG).square() * steps_B1).sum(),
-        }
+        return {"loss": ((loss_BG - batch.loss_BG).square() * steps_B1).sum(), "lag": ((lag_BG - batch.lag_BG).square() * steps_B1).sum()}
 
 
 def with_gamma_head(model: Model, gammas: Sequence[float], seed: int) -> Model:

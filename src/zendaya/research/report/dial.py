@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zendaya.errors import MissingExtraError, ZendayaError
-from zendaya.evaluation.metrics.latency import (
-    average_lagging,
-    average_proportion,
-    differentiable_average_lagging,
-    wait_k_at_lag,
-)
+from zendaya.evaluation.metrics.latency import average_lagging, average_proportion, differentiable_average_lagging, wait_k_at_lag
 from zendaya.files import write_atomically
 from zendaya.schedule import Schedule
 

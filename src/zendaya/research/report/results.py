@@ -12,17 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from zendaya.errors import ZendayaError
+from zendaya.evaluation.metrics import significance
 from zendaya.evaluation.metrics.results import read_traces
-from zendaya.evaluation.metrics.significance import (
-    Difference,
-    Interval,
-    Seeds,
-    Statistics,
-    bootstrap,
-    over_seeds,
-    paired_bootstrap,
-    statistics,
-)
+from zendaya.evaluation.metrics.significance import Statistics
 from zendaya.records import Trace
 from zendaya.research.sweep.table import RESULTS, Row, Table
 from zendaya.runtime.policies import parse_policy
@@ -85,10 +77,10 @@ class Setting:
         """The setting with only these seeds."""
         return Setting(self.decode, {seed: rows for seed, rows in self.rows.items() if seed in seeds})
 
-    def over(self, measure: str) -> Seeds | None:
+    def over(self, measure: str) -> significance.Seeds | None:
         """Mean and standard deviation over seeds; None without values."""
         values = list(self.values(measure).values())
-        return over_seeds(values) if values else None
+        return significance.over_seeds(values) if values else None
 
     def mean(self, measure: str) -> float | None:
         """The mean over seeds."""
@@ -171,6 +163,12 @@ def shared(settings: Sequence[Setting]) -> list[Setting]:
     """Settings with only the seeds that all of them have, for a fair comparison."""
     common = set.intersection(*(set(one.seeds) for one in settings)) if settings else set[int]()
     return [one.only(common) for one in settings]
+
+
+def measures_of(groups: Iterable[Group], *more: str) -> list[str]:
+    """Quality measures of any of the groups, and more, in the order of the paper's tables."""
+    found = {name for group in groups for name in group.measures} | {*more}
+    return [name for name in MORE_IS_BETTER if name in found]
 
 
 def best(settings: Iterable[Setting], measure: str) -> Setting | None:
@@ -269,7 +267,7 @@ class Results:
             self._report(f"{row.metric} of each clip: {row.recipe} {row.train_schedule} seed {row.seed} at {row.decode_schedule}")
             texts, references = [trace.text for trace in traces], [trace.references for trace in traces]
             try:
-                found = statistics(row.metric.lower(), texts, references, normalise=normalise)
+                found = significance.statistics(row.metric.lower(), texts, references, normalise=normalise)
                 # The interval of another implementation (without Java, say) would not belong to the sweep's score.
                 self._statistics[key] = found if found.signature == self.signature(row)["metric"] else None
             except ZendayaError as error:  # its tool is not installed here
@@ -277,15 +275,15 @@ class Results:
                 self._statistics[key] = None
         return self._statistics[key]
 
-    def interval(self, setting: Setting, seed: int, measure: str) -> Interval | None:
+    def interval(self, setting: Setting, seed: int, measure: str) -> significance.Interval | None:
         """A score with its interval, in percent."""
         found = self.statistics(setting, seed, measure)
-        return None if found is None else bootstrap(found)
+        return None if found is None else significance.bootstrap(found)
 
-    def difference(self, a: Setting, b: Setting, seed: int, measure: str) -> Difference | None:
+    def difference(self, a: Setting, b: Setting, seed: int, measure: str) -> significance.Difference | None:
         """A − B on the same clips, in percent; None where traces of that seed are missing or of other clips."""
         one, two = self.traces(a, seed), self.traces(b, seed)
         first, second = self.statistics(a, seed, measure), self.statistics(b, seed, measure)
         if one is None or two is None or first is None or second is None or [t.clip for t in one] != [t.clip for t in two]:
             return None
-        return paired_bootstrap(first, second)
+        return significance.paired_bootstrap(first, second)

@@ -83,11 +83,7 @@ def _is_done(cell: Cell, record: Record | None) -> bool:
     """Whether a cell was done, and its files still exist."""
     if record is None or record.status != "done":
         return False
-    made = {
-        "encode": cell.store / HEADER,
-        "train": cell.out / RUNS / cell.key / BEST,
-        "evaluate": cell.out / DECODES / cell.key / TRACES,
-    }
+    made = {"encode": cell.store / HEADER, "train": cell.out / RUNS / cell.key / BEST, "evaluate": cell.out / DECODES / cell.key / TRACES}
     return made[cell.kind].exists()
 
 

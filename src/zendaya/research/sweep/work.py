@@ -120,13 +120,7 @@ def _evaluate(cell: Cell, report: Report) -> CellResult:
         store=cell.store, split=how.split, schedules=(schedule,), scale=how.scale_of_mode, streaming=how.streams, metrics=how.metrics,
         normalise=how.normalise, limit=how.limit, out=out, force=any((out / name).exists() for name in (TRACES, SCORES)), discard=True,
     )  # fmt: skip
-    found = evaluate_corpus(
-        folder / BEST,
-        cell.config.corpus,
-        cell.data,
-        options,
-        report,
-    )
+    found = evaluate_corpus(folder / BEST, cell.config.corpus, cell.data, options, report)
     seconds = time.monotonic() - begun
     (scores,) = found.scores
     rows = tuple(_rows(cell, scores, found.record["signature"], training, (out / TRACES).relative_to(cell.out), seconds))
