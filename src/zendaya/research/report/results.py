@@ -24,11 +24,9 @@ QUALITY = {
     "WER": ("WER", False), "CIDEr": ("CIDEr", True),
 }  # fmt: skip
 """Quality metrics by their name in the sweep's table: name in the report, and whether higher is better."""
-MEASURES = ("BLEU-4", "METEOR", "WER", "CIDEr")
 MORE_IS_BETTER = dict(QUALITY.values())
 OWN = "own"
-Key = tuple[str, str, str, str, str, str]
-"""Recipe, mode, family, scale, split and variant of a group."""
+Key = tuple[str, str, str, str, str, str]  # recipe, mode, family, scale, split and variant of a group
 
 
 @dataclass
@@ -36,8 +34,7 @@ class Setting:
     """One decoding schedule or policy of a group."""
 
     decode: str
-    rows: dict[int, dict[str, Row]] = field(default_factory=dict)
-    """By seed and metric."""
+    rows: dict[int, dict[str, Row]] = field(default_factory=dict)  # by seed and metric
 
     @cached_property
     def gamma(self) -> float | None:
@@ -94,20 +91,18 @@ class Group:
 
     recipe: str
     mode: str
-    family: str
-    """`own`: one model per setting; else the training schedule of the one model for all."""
+    family: str  # `own`: one model per setting; else the training schedule of the one model for all
     scale: str
     split: str
     variant: str
     """Digest of every other choice: the recipe without schedule and seed, the data, the training and decoding limits."""
-    marked: bool = False
-    """Whether the label names the variant, because there are several."""
+    marked: bool = False  # whether the label names the variant, because there are several
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def keep_one_implementation(self) -> None:
         """Keep the most frequent implementation of each measure, such as METEOR with or without Java; two must not be compared."""
         rows = [rows for setting in self.settings.values() for rows in setting.rows.values()]
-        for measure in MEASURES:
+        for measure in MORE_IS_BETTER:
             names = [name for name, (shown, _) in QUALITY.items() if shown == measure]
             found = Counter(_implementation(each[name]) for name in names for each in rows if name in each)
             if len(found) > 1:
@@ -119,8 +114,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        label = self.recipe if self.family == OWN else f"{self.recipe} ({self.family})"
-        return f"{label}{self.mark}"
+        return self.recipe + ("" if self.family == OWN else f" ({self.family})") + self.mark
 
     @property
     def mark(self) -> str:
@@ -134,7 +128,7 @@ class Group:
     @property
     def measures(self) -> list[str]:
         """Its quality measures, in the order of the paper's tables."""
-        return [name for name in MEASURES if any(setting.values(name) for setting in self.settings.values())]
+        return [name for name in MORE_IS_BETTER if any(setting.values(name) for setting in self.settings.values())]
 
     def by_gamma(self) -> list[Setting]:
         return sorted((one for one in self.settings.values() if one.gamma is not None), key=lambda one: one.gamma or 0.0)
@@ -228,10 +222,8 @@ class Results:
                 return (row.recipe, row.mode, family, row.scale, row.split, variant(row))
         except (ValueError, AttributeError):
             pass
-        raise ZendayaError(
-            f"{self.folder / RESULTS}: the {row.metric} of cell {row.cell} has no readable signature: the table was changed; run the "
-            "sweep in another folder"
-        )
+        where = f"{self.folder / RESULTS}: the {row.metric} of cell {row.cell}"
+        raise ZendayaError(f"{where} has no readable signature: the table was changed; run the sweep in another folder")
 
     def of(self, mode: str) -> list[Group]:
         return [group for group in self.groups if group.mode == mode]
@@ -242,23 +234,20 @@ class Results:
 
     def traces(self, setting: Setting, seed: int) -> list[Trace] | None:
         """The traces of a decode; None where they were removed."""
-        rows = setting.rows.get(seed)
-        if not rows:
+        row = next(iter(setting.rows.get(seed, {}).values()), None)
+        if row is None:
             return None
-        path = next(iter(rows.values())).traces
-        if path not in self._traces:
-            file = self.folder / path
-            traces = read_traces(file) if file.is_file() else None
-            expected = next(iter(rows.values())).traces_digest
-            if traces is not None and traces[1] != expected:
+        if row.traces not in self._traces:
+            file = self.folder / row.traces
+            traces, digest = read_traces(file) if file.is_file() else (None, row.traces_digest)
+            if digest != row.traces_digest:
                 raise ZendayaError(f"{file}: the traces were changed after scoring; remove them and run the sweep again")
-            self._traces[path] = None if traces is None else traces[0]
-        return self._traces[path]
+            self._traces[row.traces] = traces
+        return self._traces[row.traces]
 
     def statistics(self, setting: Setting, seed: int, measure: str) -> Statistics | None:
         """Per-clip statistics of a decode's score; None where they cannot be computed."""
-        traces = self.traces(setting, seed)
-        row = setting.row(seed, measure)
+        traces, row = self.traces(setting, seed), setting.row(seed, measure)
         if traces is None or row is None:
             return None
         key = (row.traces, measure)

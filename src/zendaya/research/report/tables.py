@@ -14,10 +14,8 @@ from zendaya.research.report.layout import MISSING, Bold, Sheet, bold, number
 from zendaya.research.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, best, measures_of, shared
 
 PAPER = "paper"
-SAMPLE = 9
-"""Clips per system in the qualitative sample (app:qual)."""
-ANCHORS = 8
-"""Most settings shown as anchors; of more, some are chosen."""
+SAMPLE = 9  # clips per system in the qualitative sample (app:qual)
+ANCHORS = 8  # most settings shown as anchors; of more, some are chosen
 
 
 def sheets(results: Results) -> Iterator[Sheet]:
