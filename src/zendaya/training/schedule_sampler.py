@@ -13,8 +13,7 @@ import numpy as np
 from zendaya.errors import ScheduleError
 from zendaya.schedule import PowerLaw, Schedule, WaitK, parse_schedule
 
-STEP = 20
-"""Drawn γ are multiples of 1/20."""
+STEP = 20  # drawn γ are multiples of 1/20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +46,6 @@ class ScheduleSampler:
     def for_run(self, rho: float | None) -> Self:
         """Itself: the stride is an argument of `draw`."""
         return self
-
-    @property
-    def needs_length(self) -> bool:
-        """Always: most of the dial does."""
-        return True
 
     def __str__(self) -> str:
         top = f"={self.top:g}" if self.top != 1.5 else ""
