@@ -6,7 +6,7 @@ import re
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class ScheduleSampler:
 
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     TrainingSchedule = Schedule | ScheduleSampler
 else:
 
