@@ -21,18 +21,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import adapted_wer
 import numpy as np
 import torch
 
 from zendaya.data.corpora.registry import read
 from zendaya.encoders.base import encode
+from zendaya.evaluation.live import utterance, word_times
+from zendaya.evaluation.metrics.speech import SpeechCounts, WrittenWord, align, count, written_words
 from zendaya.records import Clip
 from zendaya.runtime.loading import Adapted, load_adapted
 from zendaya.runtime.options import Pace
+from zendaya.runtime.replay import replay
 from zendaya.schedule import Schedule, parse_schedule
 from zendaya.sources.arrivals import Link, Outages, Steady
-from zendaya.sources.media import SAMPLE_RATE
+from zendaya.sources.media import SAMPLE_RATE, read_audio
 
 Setting = tuple[str, str, float]
 """Schedule, link, patience."""
@@ -48,7 +50,7 @@ def adapted() -> Adapted:
 def decode(job: tuple[Path, list[Clip], Sequence[Schedule], Sequence[Link], Sequence[float], int]) -> dict[Setting, Any]:
     """One chapter under every setting."""
     folder, clips, schedules, links, patiences, window = job
-    samples_S = adapted_wer.samples_of(folder, clips)
+    samples_S = np.concatenate([chunk.samples for clip in clips for chunk in read_audio(folder / clip.media)])
     encoder, model = adapted().encoder, adapted().model
     tokens = encode(encoder, [samples_S])
     per_s, length_s = encoder.traits.tokens_per_s, samples_S.size / SAMPLE_RATE
@@ -59,8 +61,8 @@ def decode(job: tuple[Path, list[Clip], Sequence[Schedule], Sequence[Link], Sequ
             continue
         session = model.open(schedule, window_tokens=window, patience_s=patience_s, pace=pace)
         arrival_s = link.arrivals(tokens.arrival_s)
-        heard = adapted_wer.listen(session, tokens, length_s, per_s, arrival_s)
-        found[str(schedule), str(link), patience_s] = (heard, int((arrival_s > tokens.arrival_s).sum()), len(tokens))
+        events = replay(session, tokens.values_TE, arrival_s, end_s=max(length_s, float(arrival_s[-1])))
+        found[str(schedule), str(link), patience_s] = (written_words(events), int((arrival_s > tokens.arrival_s).sum()), len(tokens))
     return found
 
 
@@ -107,22 +109,25 @@ def main() -> None:
         plot(options.plot, rows)
 
 
+def heard(chapter: list[Clip], written: list[WrittenWord], times: dict[str, Any]) -> SpeechCounts:
+    """The counts of one chapter."""
+    starts_s = itertools.accumulate((clip.duration_s for clip in chapter), initial=0.0)
+    said = [utterance(clip, start_s, times) for clip, start_s in zip(chapter, starts_s, strict=False)]
+    return count(said, align(said, written), [], sum(clip.duration_s for clip in chapter))[chapter[0].stream]
+
+
 def score(folder: Path, chapters: list[list[Clip]], results: list[dict[Setting, Any]]) -> dict[Setting, list[float]]:
     """WER, mean and 90 % word lag, LAAL and the share of late tokens of each setting."""
-    import jiwer
-
-    normal, said = adapted_wer.normaliser(), adapted_wer._said(folder, chapters)
-    assert said is not None, "word times (align_valid_test.jsonl) are needed for the lag"
-    references = [normal(" ".join(clip.references[0] for clip in chapter)) for chapter in chapters]
+    times = word_times(folder)
+    assert times, "word times (align_valid_test.jsonl) are needed for the lag"
     rows = {}
     for setting in results[0]:
-        heard = [result[setting][0] for result in results]
-        wer = jiwer.process_words(references, [normal(each.text) for each in heard]).wer
-        lags = [adapted_wer.lags_s(*each) for each in zip(heard, said, chapters, strict=True)]
-        words_s = [lag for each, _ in lags for lag in each]
-        laal_s = [lag for _, each in lags for lag in each]
+        counts = SpeechCounts()
+        for chapter, result in zip(chapters, results, strict=True):
+            counts.add(heard(chapter, result[setting][0], times))
         late = sum(result[setting][1] for result in results) / sum(result[setting][2] for result in results)
-        rows[setting] = [100 * wer, float(np.mean(words_s)), float(np.percentile(words_s, 90)), float(np.mean(laal_s)), late]
+        lags = [float(np.mean(counts.lags_s)), float(np.percentile(counts.lags_s, 90)), float(np.mean(counts.laal_s))]
+        rows[setting] = [100 * counts.errors / counts.words, *lags, late]
     return rows
 
 

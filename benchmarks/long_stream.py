@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import adapted_wer
 import jiwer
 import numpy as np
 import torch
 
 from zendaya.data.corpora.registry import read
+from zendaya.evaluation.metrics.quality import normaliser
 from zendaya.records import Event
 from zendaya.runtime.engine import engine_for, missing
 from zendaya.runtime.loading import load_adapted
@@ -131,7 +131,7 @@ def main() -> None:
     windows = -(-num_tokens // session.window_tokens)
     print(f"{num_tokens} source tokens in {windows} windows; {num_windows} windows written, {num_events} events, {num_words} words")
     problems += [f"{windows} windows arrived, {num_windows} were written"] if windows != num_windows else []
-    normal = adapted_wer.normaliser()
+    normal, _ = normaliser("english")
     written_text.seek(0)
     errors = jiwer.wer(normal(" ".join(said)), normal(written_text.read()))
     print(f"word error rate {100 * errors:.2f} % of all that was said, the last recording as a whole")

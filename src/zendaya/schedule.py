@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from zendaya.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -306,7 +306,7 @@ def test_a_report_needs_no_metric_tools(made, tmp_path, monkeypatch):
     def gone(*_, **__):
         raise ZendayaError("no Java here")
 
-    monkeypatch.setattr("zendaya.research.report.results.statistics", gone)
+    monkeypatch.setattr("zendaya.evaluation.metrics.significance.statistics", gone)
     told = []
     write_report(made.folder, to=tmp_path, formats=["md"], report=told.append)
     found = dict(tables((tmp_path / "report.md").read_text()))

@@ -334,7 +334,7 @@ def test_an_idle_client_loses_its_seat(tiny):
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "finished")
         assert list(client.captions()) == []
         wait_for(lambda: client.reason == "idle")
-        wait_for(lambda: client._over)
+        wait_for(lambda: client._outbox.closed)
         with pytest.raises(ZendayaError, match=r"the session has ended \(idle\)"):
             client.send(rows(1))
         assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
@@ -661,8 +661,8 @@ def test_a_rebuild_fails_if_source_or_text_is_missing(tiny):
                 list(client.finish())
         with Client(f"ws://{running.host}", source="features", gamma=0.5) as client:
             client.send(rows(1))
-            wait_for(lambda: client._delivered.count > 3)
-            client._delivered.digest.update(b"another")
+            wait_for(lambda: client._inbox.delivered.count > 3)
+            client._inbox.delivered.digest.update(b"another")
             lose(running)
             with pytest.raises(ZendayaError, match="writes another text"):
                 list(client.finish())

@@ -217,7 +217,7 @@ def ceiling(number):
 @pytest.mark.parametrize("schedule", [PowerLaw(1), PowerLaw(2), PowerLaw(0), WaitK(2, 0.75)], ids=str)
 def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus, tmp_path, recipe):
     from zendaya.data.corpora import registry as corpora
-    from zendaya.training.decoding import DecodingTask, TaskConfig
+    from zendaya.training.decoding import DecodingTask
     from zendaya.training.prepare import make_examples, prepare_features, train_tokenizer
 
     config = recipe(schedule=schedule, form=form)
@@ -227,7 +227,7 @@ def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus,
     examples, _ = make_examples(config, reading, store, tokenizer, None)
     model = Model(config.model, tokenizer).eval()
     width = 16 if form == "inf" else None
-    task = DecodingTask(model, store, examples, TaskConfig(schedule=schedule, stride=0.75, scale=width))
+    task = DecodingTask(model, store, examples, config, rho=0.75)
     indices = [0, 3, 9]
     assert (form == "inf") == any(examples["train"][index].before is not None for index in indices)
     with torch.no_grad():
@@ -262,7 +262,7 @@ def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus,
 
 def test_a_pace_head_serves_clips_of_any_length(corpus, tmp_path, recipe):
     from zendaya.data.corpora import registry as corpora
-    from zendaya.training.decoding import DecodingTask, TaskConfig
+    from zendaya.training.decoding import DecodingTask
     from zendaya.training.prepare import make_examples, prepare_features, train_tokenizer
 
     config = recipe(schedule=PowerLaw(1), form="causal")
@@ -272,7 +272,7 @@ def test_a_pace_head_serves_clips_of_any_length(corpus, tmp_path, recipe):
     tokenizer = train_tokenizer(config, reading.usable)
     examples, _ = make_examples(config, reading, store, tokenizer, None)
     model = Model(config.model, tokenizer).eval()
-    task = DecodingTask(model, store, examples, TaskConfig(schedule=PowerLaw(1), stride=0.75))
+    task = DecodingTask(model, store, examples, config, rho=0.75)
     chosen = [examples["train"][index].window for index in range(8)]
     lesson = task.collate("train", list(range(8)), np.random.default_rng(0))
     assert len({window.num_source for window in chosen}) > 3

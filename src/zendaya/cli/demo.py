@@ -93,13 +93,11 @@ def run(console: Console) -> None:
 
 def serve(console: Console) -> None:
     """Serve the page and caption the sample through it; in a terminal until Ctrl-C, elsewhere that once."""
-    from zendaya.serve.app import make_app
+    from zendaya.serve.app import Listener, make_app
     from zendaya.serve.client import Client
-    from zendaya.serve.config import ServeConfig
+    from zendaya.serve.config import ServeConfig, bind
     from zendaya.serve.intake import load_served
-    from zendaya.serve.listening import bind
     from zendaya.serve.page import find_sample
-    from zendaya.serve.run import Listener
 
     served = load_served("tiny.en-dial")
     stays = sys.stdin.isatty() and sys.stdout.isatty()

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from zendaya.cli.options import check_model, command
 from zendaya.cli.output import say
 from zendaya.errors import ConfigError, MissingExtraError
-from zendaya.serve.config import ServeConfig
+from zendaya.serve.config import ServeConfig, bind
 
 
 class Serve(TyperCommand):
@@ -44,9 +44,8 @@ def serve(
     """
     check_model(model)
     try:
-        from zendaya.serve.listening import bind
-        from zendaya.serve.logs import log_to
-        from zendaya.serve.run import run
+        from zendaya.serve.app import run
+        from zendaya.serve.monitoring import log_to
         from zendaya.serve.transports.base import open_transports
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "starlette", "serve", "a server") from None
@@ -78,8 +77,7 @@ def _warn_of_gamma(config: ServeConfig, model: str) -> None:
 def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address: str, replicas: str | None) -> None:
     from zendaya.serve.gateway.cluster import Replicas, deployed, import_ray, name_of, run_front
     from zendaya.serve.intake import load_served
-    from zendaya.serve.listening import bind
-    from zendaya.serve.logs import log_to
+    from zendaya.serve.monitoring import log_to
 
     if config.wyoming_port is not None:
         raise ConfigError("--wyoming-port is for a server without --ray: start another one for Wyoming")

@@ -120,6 +120,14 @@ class Encoder(ABC, Generic[Raw, State]):
         """Restart the context at a moment inside the last block; if True, `blocks` yields the block's later tokens again."""
         return False
 
+    def context_start_s(self, state: State) -> float:
+        """Where in the source the context of the next token begins: it grows when older context is dropped."""
+        return 0.0
+
+    def with_settings(self, **settings: Any) -> Encoder[Raw, State]:
+        """The same weights under other settings, such as the length of a block."""
+        raise ConfigError(f"{self.traits.name}: it has no settings to change: got {', '.join(settings)}")
+
     def row_arrivals(self, first: int, count: int) -> FloatArray:
         """When feature rows first … first+count−1 are complete, in seconds; only an encoder of modality `features` is asked."""
         return (np.arange(first, first + count) + 1) / self.traits.tokens_per_s + self.traits.look_ahead_s

@@ -184,6 +184,8 @@ class WhisperBlocks(Encoder[Samples, BlockState]):
         if not math.isfinite(ceiling):
             raise ConfigError(f"whisper: ceiling must be a finite log10 energy, near {CEILING}: got {ceiling!r}")
         self.encoder = encoder.eval().requires_grad_(False)
+        self.name = name
+        self.settings: dict[str, Any] = {"block_s": block_s, "pool": pool, "ceiling": ceiling}
         self.span: int = config.max_source_positions
         self.block = round(block_s * SAMPLE_RATE / TOKEN)
         self.pool = _check_pool(pool, self.span)
@@ -230,6 +232,14 @@ class WhisperBlocks(Encoder[Samples, BlockState]):
         state.span_start, state.place = sample, 0
         state.unpooled.clear()
         return True
+
+    def context_start_s(self, state: BlockState) -> float:
+        return state.span_start / SAMPLE_RATE
+
+    def with_settings(self, **settings: Any) -> WhisperBlocks:
+        if unknown := settings.keys() - self.settings.keys():
+            raise ConfigError(f"whisper: no setting {', '.join(sorted(unknown))}; expected one of {', '.join(self.settings)}")
+        return WhisperBlocks(self.encoder, self.name, **{**self.settings, **settings})
 
     def finish(self, state: BlockState) -> Tokens:
         state.heard.check()

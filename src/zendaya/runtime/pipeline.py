@@ -68,6 +68,11 @@ class SourceEncoder:
         state, self._state = self._state, None
         return Span(self.encoder.finish(self.encoder.start() if state is None else state), now_s)
 
+    @property
+    def context_start_s(self) -> float:
+        """Where in the source the encoder's context begins."""
+        return 0.0 if self._state is None else self.encoder.context_start_s(self._state)
+
     def _cut(self, tokens: Tokens, pauses: PauseWindows, now_s: float | None) -> Iterator[Span]:
         """Tokens split where windows end in a pause."""
         while (at := pauses.cut(tokens)) is not None:

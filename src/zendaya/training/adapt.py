@@ -85,7 +85,7 @@ class AdaptRecipe:
     """A whole adaptation but its data."""
 
     name: str = "adapt-tiny.en"
-    folder: str = "librispeech"
+    folder: str = "librispeech_clean"
     """Where the corpus lies under the folder of all data."""
     adapt: AdaptConfig = dataclasses.field(default_factory=AdaptConfig)
     loop: LoopConfig = LOOP
@@ -215,7 +215,7 @@ class Adapting(nn.Module):
             return self._losses(spans, batch.windows)
 
     def _losses(self, spans: Sequence[Tensor], windows: Sequence[SpeechWindow]) -> dict[str, Tensor]:
-        """SpeechWindow by window, since padding them to the longest would be most of the work; their words are scored together."""
+        """Window by window, since padding them to the longest would be most of the work; their words are scored together."""
         model, first = self.model, len(self.model.config.framing.prompt) - 1
         rows, targets, length = list[Tensor](), list[Tensor](), list[Tensor]()
 

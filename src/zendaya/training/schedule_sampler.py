@@ -6,15 +6,14 @@ import re
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from zendaya.errors import ScheduleError
 from zendaya.schedule import PowerLaw, Schedule, WaitK, parse_schedule
 
-STEP = 20
-"""Drawn γ are multiples of 1/20."""
+STEP = 20  # drawn γ are multiples of 1/20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +47,6 @@ class ScheduleSampler:
         """Itself: the stride is an argument of `draw`."""
         return self
 
-    @property
-    def needs_length(self) -> bool:
-        """Always: most of the dial does."""
-        return True
-
     def __str__(self) -> str:
         top = f"={self.top:g}" if self.top != 1.5 else ""
         offline = f",offline={self.offline:g}" if self.offline != 0.2 else ""
@@ -60,6 +54,8 @@ class ScheduleSampler:
 
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     TrainingSchedule = Schedule | ScheduleSampler
 else:
 
