@@ -124,6 +124,10 @@ class Schedule(ABC):
         step = np.arange(1, count + 1)
         return self.at(step, source=source_array[..., None], steps=steps_array[..., None])
 
+    def least_horizons(self, source: int, steps: int, *, num_steps: int | None = None) -> IntArray:
+        """The horizon at which each step is first tried: below Ω where the schedule holds a step until it is heard."""
+        return self.horizons(source, steps, num_steps=num_steps)
+
     @overload
     def exposure(self, source: int, steps: int) -> float: ...
     @overload
@@ -148,6 +152,11 @@ class Schedule(ABC):
         22
         """
         return int(self.at(1, source=window_tokens, steps=max_steps))
+
+    @property
+    def hold_tokens(self) -> int:
+        """m: a step is held while it attends most to one of the m newest source tokens; 0 holds nothing."""
+        return 0
 
     @property
     def needs_length(self) -> bool:

@@ -367,9 +367,9 @@ def test_the_leakage_audit_passes_on_the_native_engine(precision, source_layers)
 class Leaky(NativeEngine):
     """An engine that reads one token beyond the horizon."""
 
-    def _write(self, streams, ids, horizons, tap):
+    def _write(self, streams, ids, horizons, taps):
         most = [self._library.zd_stream_num_source(stream) for stream in streams]
-        return super()._write(streams, ids, [min(h + 1, top) for h, top in zip(horizons, most, strict=True)], tap)
+        return super()._write(streams, ids, [min(h + 1, top) for h, top in zip(horizons, most, strict=True)], taps)
 
 
 def test_the_audit_finds_an_engine_that_leaks():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zendaya.audit.probe import MORE, VARIANTS, Probe
 from zendaya.errors import SourceError
+from zendaya.nn.decoder import AttentionTap
 from zendaya.records import Event
 from zendaya.runtime.session import Session
 from zendaya.schedule import PowerLaw
@@ -85,8 +86,8 @@ def _decode(probe: Probe, stream_TE: Tensor, pieces: list[int] | None, limit: in
     last: list[Tensor] = []
     step = session.rows.step
 
-    def watched(ids: Sequence[int], horizon: int) -> Tensor:
-        last[:] = [step(ids, horizon)]
+    def watched(ids: Sequence[int], horizon: int, tap: AttentionTap | None = None) -> Tensor:
+        last[:] = [step(ids, horizon, tap)]
         return last[0]
 
     session.rows.step = watched  # type: ignore[method-assign]
