@@ -67,6 +67,7 @@ class Policy(ABC):
     exposure_limit: ClassVar[None] = None
     gamma_or_none: ClassVar[None] = None
     k_or_none: ClassVar[None] = None
+    head_or_none: ClassVar[None] = None
     form: ClassVar[str]
     """The printed form, for error messages: `name=VALUE[,option=VALUE]`."""
 
