@@ -225,26 +225,46 @@ class PowerLaw(Schedule):
     array([ 4,  6,  8, 10, 10])
     """
 
-    form = "a number (gamma), gamma=1/3, gamma=0.3,floor, gamma=1,head=2"
+    form = "a number (gamma), gamma=1/3, gamma=0.3,floor, gamma=1,head=2, gamma=1,head=100,hold=25"
 
     gamma: float | Fraction
     rounding: Rounding = "ceil"
     head: int = 0
     """h, the source tokens of the head start: every step reads so many more, up to F."""
+    hold: int = 0
+    """m: a step is first tried without the head start, and held within it while it attends most to one of the m newest tokens."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", _number(self.gamma, "gamma"))
         if self.rounding not in ("ceil", "floor"):
             raise ScheduleError(f"rounding must be 'ceil' or 'floor': got {self.rounding!r}")
-        head: object = self.head
-        if isinstance(head, bool) or not isinstance(head, int | np.integer) or not 0 <= head < MAX_COUNT:
-            raise ScheduleError(f"head must be a whole number of source tokens, at least 0: got {head!r}")
-        object.__setattr__(self, "head", int(head))
+        for name in ("head", "hold"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < MAX_COUNT:
+                raise ScheduleError(f"{name} must be a whole number of source tokens, at least 0: got {value!r}")
+            object.__setattr__(self, name, int(value))
+        if self.hold and not self.head:
+            raise ScheduleError(f"a hold of {self.hold} tokens needs a head start to hold steps within: add head=, at least 1")
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
         arrays = _together(step=step, source=source, steps=steps)
         powers = self._powers(*np.atleast_1d(*arrays)).reshape(arrays[0].shape)
         return np.minimum(arrays[1], self.head + powers) if self.head else powers
+
+    def least_horizons(self, source: int, steps: int, *, num_steps: int | None = None) -> IntArray:
+        return (replace(self, head=0, hold=0) if self.hold else self).horizons(source, steps, num_steps=num_steps)
+
+    def buffer(self, window_tokens: int, max_steps: int) -> int:
+        """B: under a hold, what the first try of step 1 reads.
+
+        >>> PowerLaw(1, head=50, hold=5).buffer(window_tokens=100, max_steps=165)
+        1
+        """
+        return int(self.least_horizons(window_tokens, max_steps, num_steps=1)[0])
+
+    @property
+    def hold_tokens(self) -> int:
+        return self.hold
 
     def _powers(self, step_array: IntArray, source_array: IntArray, steps_array: IntArray) -> IntArray:
         """⌈F · (i/N̂)^γ⌉ (or ⌊·⌋), without the head start."""
@@ -321,7 +341,9 @@ class PowerLaw(Schedule):
             raise ScheduleError(f"the first-token budget cannot exceed the source of {source} tokens: got {first}")
         head = cls(0.0, rounding, head).head
         if first <= head:
-            raise ScheduleError(f"a head start of {head} tokens spends the whole first-token budget: expected one above {head}: got {first}")
+            raise ScheduleError(
+                f"a head start of {head} tokens spends the whole first-token budget: expected one above {head}: got {first}"
+            )
         if steps == 1:
             if first == source:
                 return cls(0.0, rounding, head)
@@ -336,16 +358,18 @@ class PowerLaw(Schedule):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        match = re.fullmatch(r"(?:gamma=)?([^=,]+)((?:,ceil|,floor|,head=[^=,]+)*)", text)
+        match = re.fullmatch(r"(?:gamma=)?([^=,]+)((?:,ceil|,floor|,head=[^=,]+|,hold=[^=,]+)*)", text)
         options = match[2].split(",")[1:] if match else []
-        heads = [int(option[5:]) for option in options if option.startswith("head=")]
-        if match is None or len(heads) > 1 or len(options) - len(heads) > 1:  # each at most once, in any order
+        counts = {option[:4]: int(option[5:]) for option in options if "=" in option}
+        rounding = [option for option in options if "=" not in option]
+        if match is None or len(counts) + len(rounding) < len(options) or len(rounding) > 1:  # each at most once, in any order
             return None
-        return cls(_parse_number(match[1]), "floor" if "floor" in options else "ceil", *heads)
+        return cls(_parse_number(match[1]), "floor" if "floor" in rounding else "ceil", **counts)
 
     def __str__(self) -> str:
         gamma = str(self.gamma).removesuffix(".0") if self.head else str(self.gamma)  # gamma=1,head=2, but gamma=1.0
-        return f"gamma={gamma}" + ("" if self.rounding == "ceil" else ",floor") + (f",head={self.head}" if self.head else "")
+        counts = "".join(f",{name}={value}" for name, value in (("head", self.head), ("hold", self.hold)) if value)
+        return f"gamma={gamma}" + ("" if self.rounding == "ceil" else ",floor") + counts
 
 
 def _round_exactly(source: int, ratio: Fraction, exponent: Fraction, rounding: Rounding, nearest: int) -> int:

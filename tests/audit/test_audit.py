@@ -20,6 +20,7 @@ FOUND_ON = {
     "segment": "live",
     "bidirectional": "teacher-forced",
     "padding": "teacher-forced, batch",
+    "hold": "live",
     "cache": "incremental",
 }
 
@@ -127,11 +128,11 @@ class LateRuntime(Model):
         session = super().open(schedule, **options)
         step, arrivals = session.rows.step, session._context.input
 
-        def eager(ids, horizon):
+        def eager(ids, horizon, tap=None):
             window = arrivals.window
             if window.index >= 2 and arrivals.queue.items and not window.complete:
                 arrivals._take(arrivals.queue.items[0], window.arrived + 1)
-            return step(ids, min(horizon + (window.index >= 2), window.arrived))
+            return step(ids, min(horizon + (window.index >= 2), window.arrived), tap)
 
         session.rows.step = eager
         return session
@@ -216,7 +217,7 @@ class Hesitant(Model):
     def open(self, schedule, **options):
         session = super().open(schedule, **options)
         step, choose, read = session.rows.step, session._context.rules.choose, []
-        session.rows.step = lambda ids, horizon: (read.append(horizon), step(ids, horizon))[1]
+        session.rows.step = lambda ids, horizon, tap=None: (read.append(horizon), step(ids, horizon, tap))[1]
         session._context.rules.choose = lambda logits_V, text: (
             self.config.framing.end if read[-1] < 2 * len(text) + 5 else choose(logits_V, text)
         )

@@ -249,6 +249,26 @@ def test_a_tap_gets_the_attention_of_torch():
     assert weights[0].shape == (3, 17)
 
 
+def test_taps_of_many_streams_are_those_of_one():
+    engine = NativeEngine(decoder(layers=3), threads=2)
+    sources, heads = [tokens(engine.config, count) for count in (20, 9, 31)], ((2, 1), (0, 0))
+    ids, horizons = [[1, 2, 3], [4], [5, 6]], [17, 9, 30]
+
+    def read():
+        caches = [engine.start() for _ in sources]
+        engine.read_many(caches, sources)
+        return caches
+
+    alone = [AttentionTap(heads) for _ in sources]
+    logits = [engine.rows([c], [i], [h], [t]) for c, i, h, t in zip(read(), ids, horizons, alone, strict=True)]
+    logits = torch.cat([each.clone() for each in logits])
+    together = [AttentionTap(heads), None, AttentionTap(heads)]
+    assert torch.equal(engine.rows(read(), ids, horizons, together).clone(), logits)
+    assert torch.equal(engine.rows(read(), ids, horizons), logits)  # taps change no bit
+    for mine, other in zip(together, alone, strict=True):
+        assert mine is None or torch.equal(mine.mean(), other.mean())
+
+
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(st.data())
 def test_fuzzed_calls_never_crash_and_refusals_change_nothing(data):
