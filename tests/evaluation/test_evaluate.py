@@ -360,7 +360,7 @@ def test_policies_are_evaluated_with_their_cost(place, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[2].split()[-3:] == ["rows", "revised", "NE"]
     full, *others = json.loads((tmp_path / "scores.json").read_text())["scores"]
-    assert [one["schedule"] for one in others] == ["local-agreement=3", "alignatt=2,chunk=2", "edatt=0.4,last=2,chunk=1"]
+    assert [one["schedule"] for one in others] == ["local-agreement=3", "alignatt=2,chunk=2", "edatt=0.4,last=2"]
     assert full["revised"] == full["normalised_erasure"] == 0
     for one, line in zip(others, lines[4:7], strict=True):
         assert one["decoder_rows"] > full["decoder_rows"] / full["steps"] * one["steps"]
