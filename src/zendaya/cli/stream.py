@@ -37,7 +37,7 @@ class StreamOptions:
         None, "The dial: 0 offline, 1 real time, at most 10; default 0.5. Models are trained up to 1.5. Keys [ and ] turn it."
     )  # fmt: skip
     head: int = option(0, "Head start: source tokens that every step reads beyond its share of the window.", min=0)
-    policy: str | None = option(None, "Another policy instead: wait-k=10,stride=2, full, local-agreement=100 …")
+    policy: str | None = option(None, "Another policy instead: gamma=1,head=25, wait-k=10,stride=2, full, local-agreement=100 …")
     model: str = option("tiny.en-dial", "The shipped model, an adapter's folder, or a checkpoint.")
     encoder: str | None = option(None, "For a checkpoint: its encoder, if its training run does not name it.")
     realtime: bool | None = option(

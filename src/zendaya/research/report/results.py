@@ -160,7 +160,7 @@ class Group:
         return sorted((one for one in self.settings.values() if one.k is not None), key=lambda one: one.k or 0)
 
     def by_head(self) -> list[Setting]:
-        return [one for _, one in sorted(self.settings.items()) if one.head]
+        return sorted((one for one in self.settings.values() if one.head), key=lambda one: (one.head, one.name))
 
     def policies(self) -> list[Setting]:
         return [one for _, one in sorted(self.settings.items()) if one.gamma is None and one.k is None and not one.head]
