@@ -135,6 +135,7 @@ def test_wait_k_is_exact():
         lambda: parse_schedule("gamma=1,head=2,head=3"),
         lambda: parse_schedule("gamma=1,floor,ceil"),
         lambda: parse_schedule("wait-k=3,head=2"),
+        lambda: parse_schedule("learned,head=2"),
         lambda: PowerLaw(0.3).horizons(0, 5),
         lambda: PowerLaw(0.3).horizons(5, 0),
         lambda: PowerLaw(0.3).horizons(2.5, 5),

@@ -341,9 +341,7 @@ class PowerLaw(Schedule):
             raise ScheduleError(f"the first-token budget cannot exceed the source of {source} tokens: got {first}")
         head = cls(0.0, rounding, head).head
         if first <= head:
-            raise ScheduleError(
-                f"a head start of {head} tokens spends the whole first-token budget: expected one above {head}: got {first}"
-            )
+            raise ScheduleError(f"a head start of {head} tokens spends the first-token budget: expected one above {head}: got {first}")
         if steps == 1:
             if first == source:
                 return cls(0.0, rounding, head)

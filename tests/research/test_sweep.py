@@ -21,6 +21,7 @@ from zendaya.errors import ConfigError, ZendayaError
 from zendaya.nn.config import DecoderConfig, ModelConfig
 from zendaya.nn.model import Model
 from zendaya.research.recipes import recipe
+from zendaya.research.report.write import write_report
 from zendaya.research.sweep import cost
 from zendaya.research.sweep.cells import cells_of
 from zendaya.research.sweep.grids import Arm, Decode, Grid, Sizes, grid, grids
@@ -299,6 +300,20 @@ def test_a_run_is_decoded_before_the_next_is_trained(corpus, tmp_path):
         assert set(cell.needs) <= {before.key for before in cells[:number]}
         if cell.kind == "evaluate":
             assert [before.key for before in cells[:number] if before.kind == "train"][-1] == cell.run
+
+
+def test_head_starts_are_swept_and_reported(corpus, tmp_path):
+    decode = {"mode": "streaming", "scale": "segment", "schedules": ["1", "gamma=1,head=2", "1.3,head=3", "wait-k=2"], "metrics": ["bleu"]}
+    arm = {"recipe": toy(epochs=1).to_dict(), "schedules": ["dial+head"], "decodes": [decode]}
+    assert sweep(Grid.from_dict({"arms": [arm]}, "heads.json"), data=corpus, out=tmp_path / "out").failed == ()
+    rows = Table(tmp_path / "out").rows()
+    assert {row.train_schedule for row in rows} == {"dial+head=0.2"}
+    assert {"gamma=1,head=2", "gamma=1.3,head=3", "gamma=1.0"} < {row.decode_schedule for row in rows}
+    limits = {row.decode_schedule: row.value for row in rows if row.metric == "exposure_limit"}
+    assert limits["gamma=1.0"] == 0.5 < limits["gamma=1,head=2"] < 1
+    text = next(path for path in write_report(tmp_path / "out") if path.suffix == ".md").read_text()
+    for name in ("z-1 ", "z-1+2", "z-1.3+3", "z-1+2 vs w-2"):
+        assert f"| {name}" in text
 
 
 # Grids and costs.

@@ -19,9 +19,10 @@ from zendaya import Client, Model, PowerLaw, ZendayaError
 from zendaya.encoders._frames import FrameEncoder
 from zendaya.runtime.engine import engine_for, missing
 from zendaya.runtime.policies import parse_policy
+from zendaya.serve.config import ServeConfig
 from zendaya.serve.intake import Served, load_served
 
-POLICIES = ["0", "0.3", "1", "gamma=2,floor", "wait-k=3,stride=0.7", "full", "local-agreement=8"]
+POLICIES = ["0", "0.3", "1", "gamma=2,floor", "gamma=1,head=3", "wait-k=3,stride=0.7", "full", "local-agreement=8"]
 
 
 def rows(seed, count=60):
@@ -85,6 +86,17 @@ def test_sixteen_policies_together_write_as_alone(tiny, backend):
                     wire.source(left.pop(0))
         for n, wire in enumerate(wires):
             assert texts(wire.end()) == alone(tiny, POLICIES[n % len(POLICIES)], rows(n, 40 + n), engine)
+
+
+def test_a_servers_head_start_is_for_those_who_name_none(tiny):
+    with serving(tiny, head=3) as running:
+        for hello, schedule in (({}, "gamma=0.5,head=3"), ({"gamma": 1}, "gamma=1,head=3"), ({"policy": "gamma=1"}, "gamma=1.0")):
+            wire = Wire(running, {"type": "open", **hello})
+            assert wire.opened["schedule"] == schedule
+            wire.source(rows(1).tobytes())
+            assert texts(wire.end()) == alone(tiny, schedule, rows(1))
+    with pytest.raises(ZendayaError, match="--head"):
+        ServeConfig(head=-1)
 
 
 def test_a_turn_takes_effect_in_message_order(running, tiny):
@@ -201,6 +213,7 @@ HELLO = {"type": "open", "session": "other", "token": "0123456789abcdef"}
         ({**HELLO, "gamma": 1, "policy": "full"}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "wait-k=x"}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "gamma=1e9"}, ("bad_field", "policy", 4400)),
+        ({**HELLO, "policy": "gamma=1,head=-3"}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "custom=" + "1," * 500}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "alignatt=4,heads=9.9"}, ("bad_open", "open", 4400)),
         ({**HELLO, "source": "audio"}, ("bad_field", "source", 4400)),

@@ -91,6 +91,25 @@ class _PaddedHorizons(Model):
         return batch
 
 
+class _NoHead(Model):
+    """The mask of training forgets the head start: it opens less than decoding reads."""
+
+    times = 0
+
+    def batch(
+        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule | Sequence[Schedule], **options: Any
+    ) -> Batch:
+        assert not isinstance(schedule, Sequence)
+        other = PowerLaw(schedule.gamma_or_none or 0.0, head=self.times * (schedule.head_or_none or 0))
+        return super().batch(sources, targets, other, **options)
+
+
+class _TwiceHead(_NoHead):
+    """The mask of training counts the head start twice."""
+
+    times = 2
+
+
 class _PeekingWriter(ScheduleWriter):
     """A step is held by a source token that it may not read yet."""
 
@@ -162,6 +181,8 @@ LEAKS: dict[str, Leak] = {
     "segment": Leak("the segment's own length in a live schedule", scale="segment"),
     "bidirectional": Leak("a bidirectional source layer", decoder=_BidirectionalSource, source_layers=1),
     "padding": Leak("leakage between batch neighbours through padding", model=_PaddedHorizons),
+    "head": Leak("a mask that counts the head start twice", model=_TwiceHead, schedule=PowerLaw(0.5, head=3)),
+    "no-head": Leak("a mask that forgets the head start", model=_NoHead, schedule=PowerLaw(0.5, head=3)),
     "hold": Leak("a hold that looks at the next source token", model=_PeekingHold, schedule=PowerLaw(1, head=16, hold=4)),
     "cache": Leak("an incremental step that reads all that is cached", decoder=_UnslicedCache),
 }

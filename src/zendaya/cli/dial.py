@@ -14,11 +14,15 @@ from zendaya.cli.output import print_table
 from zendaya.errors import ScheduleError
 from zendaya.schedule import PowerLaw, Rounding
 
+HEAD_LIMIT = "ηx + x^(1+γ)/(1+γ) + 1 − x"
+"""The limit of the exposure with a head start (method.md §8)."""
+
 
 def dial(
     gamma: Annotated[float | None, typer.Option(help="The dial: 0 offline, 1 real time, above 1 starved.")] = None,
     source: Annotated[int, typer.Option(help="F, source tokens.")] = 100,
     steps: Annotated[int, typer.Option(help="N, decode steps.")] = 165,
+    head: Annotated[int, typer.Option(help="Head start: source tokens that every step reads beyond its share.")] = 0,
     budget: Annotated[int | None, typer.Option(help="Solve for gamma: source tokens the first step should read.")] = None,
     rounding: Annotated[str, typer.Option(help="ceil (the theorem's form) or floor.")] = "ceil",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -27,15 +31,15 @@ def dial(
     """Show what a setting of the dial reads: the horizon curve, exposure, buffer and lag, beside wait-k at the same lag."""
     from zendaya.research.report import dial as report
 
-    schedule = _dial_schedule(gamma, budget, source, steps, rounding)
+    schedule = _dial_schedule(gamma, head, budget, source, steps, rounding)
     ours, rival = report.dial_beside_wait_k(schedule, source=source, steps=steps)
     curves = {ours.schedule: ours.horizons, rival.schedule: rival.horizons}
     if plot is not None:
         report.plot_curves(plot, curves, source=source, title=f"F = {source}, N = {steps}")
     if as_json:
         record = {
-            "version": zendaya.__version__, "gamma": float(schedule.gamma), "rounding": rounding, "source": source, "steps": steps,
-            **dataclasses.asdict(ours), "wait_k": dataclasses.asdict(rival),
+            "version": zendaya.__version__, "gamma": float(schedule.gamma), "head": head, "rounding": rounding, "source": source,
+            "steps": steps, **dataclasses.asdict(ours), "wait_k": dataclasses.asdict(rival),
         }  # fmt: skip
         print(json.dumps(record))
         return
@@ -46,23 +50,25 @@ def dial(
         ("first token reads (Ω₁)", "first_token", 0),
         ("buffer B", "buffer", 0),
         ("mean exposure, exact", "exposure", 4),
-        ("mean exposure, limit 1/(1+γ)", "exposure_limit", 4),
+        (f"mean exposure, limit {HEAD_LIMIT if head else '1/(1+γ)'}", "exposure_limit", 4),
         ("average lagging", "average_lagging", 2),
         ("average proportion", "average_proportion", 4),
         ("differentiable AL", "differentiable_average_lagging", 2),
     ):
         rows.append([name, *(_number(getattr(facts, attribute), digits) for facts in (ours, rival))])
     print_table(rows)
+    if head:
+        print(f"\nh = {head}, η = min(1, h/F) = {min(1, head / source):.3g}, x = (1−η)^(1/γ)")
 
 
-def _dial_schedule(gamma: float | None, budget: int | None, source: int, steps: int, rounding: str) -> PowerLaw:
+def _dial_schedule(gamma: float | None, head: int, budget: int | None, source: int, steps: int, rounding: str) -> PowerLaw:
     if (gamma is None) == (budget is None):
         raise ScheduleError("give either --gamma or --budget, one of the two")
     rounding_: Rounding = rounding  # type: ignore[assignment]  # PowerLaw checks it
     if budget is not None:
-        return PowerLaw.for_budget(first=budget, source=source, steps=steps, rounding=rounding_)
+        return PowerLaw.for_budget(first=budget, source=source, steps=steps, rounding=rounding_, head=head)
     assert gamma is not None
-    return PowerLaw(gamma, rounding_)
+    return PowerLaw(gamma, rounding_, head)
 
 
 def _number(value: float | None, digits: int) -> str:

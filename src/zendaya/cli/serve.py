@@ -72,9 +72,8 @@ def serve(
 
 def _warn_of_gamma(config: ServeConfig, model: str) -> None:
     from zendaya.runtime.loading import gamma_warning
-    from zendaya.schedule import PowerLaw
 
-    if (warning := gamma_warning(PowerLaw(config.gamma), model)) is not None:
+    if (warning := gamma_warning(config.dial(), model)) is not None:
         say(warning)
 
 

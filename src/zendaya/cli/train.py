@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class RecipeChanges:
     """What is changed in a recipe; a field of None leaves the recipe's own value."""
 
-    schedule: str | None = option(None, "0.3, wait-k=10 (its stride is the corpus's), full, or dial: every γ in one model; dial+wait-k.")
+    schedule: str | None = option(None, "0.3, wait-k=10 (its stride is the corpus's), full, or dial: all γ in one model; dial+wait-k+head.")
     gamma: float | None = option(None, "The dial: 0 offline, 1 real time, above 1 starved.")
+    head: int = option(0, "With --gamma: head start, source tokens that every step reads beyond its share.", min=0)
     seed: int | None = option(None, "Seed of weights, batches, dropout and drawn schedules.", min=0)
     epochs: int | None = option(None, "At most this many epochs.", min=1)
     batch_tokens: int | None = option(None, "Padded source tokens and text rows per micro-batch.", min=1)
@@ -59,7 +60,7 @@ def train(
         raise MissingExtraError("lightning-fabric", "train", "training")
     from zendaya.research import recipes
 
-    config = recipes.configured(recipe, schedule=changes.schedule, gamma=changes.gamma, seed=changes.seed)
+    config = recipes.configured(recipe, schedule=changes.schedule, gamma=changes.gamma, head=changes.head, seed=changes.seed)
     config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes.loop()))  # type: ignore[arg-type]
     out = run.out or Path("runs") / f"{config.name}-{str(config.schedule).replace('=', '')}-seed{config.loop.seed}"
     first = _is_first_process()

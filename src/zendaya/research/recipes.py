@@ -177,14 +177,17 @@ def configured(
     *,
     schedule: str | Schedule | ScheduleSampler | None = None,
     gamma: float | None = None,
+    head: int = 0,
     seed: int | None = None,
 ) -> Recipe:
-    """A recipe with its schedule or γ and its seed changed."""
+    """A recipe with its schedule, or γ and head start, and its seed changed."""
     config = recipe(recipe_or_config) if isinstance(recipe_or_config, str) else recipe_or_config
     if schedule is not None and gamma is not None:
         raise ConfigError("give a schedule or gamma, one of the two")
+    if head and gamma is None:
+        raise ConfigError(f"a head start goes with gamma: give both, or name a schedule, as gamma=1,head={head}")
     if gamma is not None:
-        schedule = PowerLaw(gamma)
+        schedule = PowerLaw(gamma, head=head)
     if isinstance(schedule, str):
         schedule = parse_training_schedule(schedule)
     if schedule is not None:

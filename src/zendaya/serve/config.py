@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from zendaya.errors import ConfigError
 from zendaya.records import option
-from zendaya.schedule import MAX_GAMMA
+from zendaya.schedule import MAX_COUNT, MAX_GAMMA, PowerLaw
 
 KEY_CHARACTERS = frozenset(string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~")
 """Characters of an HTTP token (RFC 9110), so that a browser can send the key as a WebSocket subprotocol."""
@@ -51,6 +51,7 @@ class ServeConfig:
     )  # fmt: skip
     max_sessions: int = option(32, "Sessions at the same time; further clients are told to retry.")
     gamma: float = option(0.5, "γ for clients that do not choose one: 0 … 10; models are trained up to 1.5.")
+    head: int = option(0, "Head start for clients that choose γ or nothing, in source tokens; a policy of a client names its own.")
     drain_s: float = option(30.0, "Seconds that streams may go on after SIGTERM.", name="--drain")
     max_message: int = 2**20
     """Bytes per message."""
@@ -86,6 +87,8 @@ class ServeConfig:
             raise ConfigError(f"--max-sessions: expected at least 1: got {self.max_sessions}")
         if not 0 <= self.gamma <= MAX_GAMMA:
             raise ConfigError(f"--gamma: expected a number in 0 … {MAX_GAMMA:g}: got {self.gamma}")
+        if not 0 <= self.head < MAX_COUNT:
+            raise ConfigError(f"--head: expected a whole number, at least 0: got {self.head}")
         if not 0 <= self.drain_s <= 3600:
             raise ConfigError(f"--drain: expected seconds in 0 … 3600: got {self.drain_s}")
         if self.key is None and not is_loopback(self.host):
@@ -99,3 +102,7 @@ class ServeConfig:
             parts = urlsplit(origin)
             if parts.scheme not in ("http", "https") or not parts.hostname or origin != f"{parts.scheme}://{parts.netloc}":
                 raise ConfigError(f"--origin: expected a scheme and a host, as https://captions.example.org: got {origin!r}")
+
+    def dial(self, gamma: float | None = None) -> PowerLaw:
+        """The schedule of a client that chose γ, or nothing."""
+        return PowerLaw(self.gamma if gamma is None else gamma, head=self.head)

@@ -11,7 +11,8 @@ from typing import Any
 
 from zendaya.errors import ZendayaError
 from zendaya.runtime.policies import Policy, parse_policy
-from zendaya.schedule import MAX_GAMMA, PowerLaw, Schedule
+from zendaya.schedule import MAX_GAMMA, Schedule
+from zendaya.serve.config import ServeConfig
 
 MAX_POLICY = 200
 """Characters per policy name."""
@@ -135,8 +136,8 @@ def pcm(message: Mapping[str, Any], field: str, *, longest: int) -> bytes:
     return data
 
 
-def dial(message: Mapping[str, Any], default: float | None = None) -> Schedule | Policy | None:
-    """The schedule or policy in the fields `gamma` or `policy`; without either, γ is `default`."""
+def dial(message: Mapping[str, Any], config: ServeConfig) -> Schedule | Policy | None:
+    """The schedule or policy in the fields `gamma` or `policy`; None without either."""
     if "gamma" in message and "policy" in message:
         raise FieldError("policy", "policy: give either gamma or policy")
     if "policy" in message:
@@ -148,9 +149,7 @@ def dial(message: Mapping[str, Any], default: float | None = None) -> Schedule |
         if found.gamma_or_none is not None:
             gamma(float(found.gamma_or_none), "policy")
         return found
-    if "gamma" in message:
-        return PowerLaw(gamma(message["gamma"]))
-    return None if default is None else PowerLaw(default)
+    return config.dial(gamma(message["gamma"])) if "gamma" in message else None
 
 
 def gamma(value: Any, field: str = "gamma") -> float:

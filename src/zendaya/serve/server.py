@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from zendaya.errors import ZendayaError
 from zendaya.runtime.options import DecodeOptions
-from zendaya.schedule import PowerLaw
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.hub import Hub
 from zendaya.serve.intake import Kind, Served
@@ -104,8 +103,7 @@ class Server:
         from zendaya.serve.feed import Feed
 
         with self.seated():
-            schedule = PowerLaw(self.config.gamma if gamma is None else gamma)
-            feed = Feed(self, self.served.intake(source, rate), DecodeOptions(schedule=schedule))
+            feed = Feed(self, self.served.intake(source, rate), DecodeOptions(schedule=self.config.dial(gamma)))
             self.enders.add(feed.stream.end)
             try:
                 yield feed

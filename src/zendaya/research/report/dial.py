@@ -44,7 +44,7 @@ def dial_facts(schedule: Schedule, *, source: int, steps: int) -> DialFacts:
         first_token=horizons[0],
         buffer=schedule.buffer(source, steps),
         exposure=schedule.exposure(source, steps),
-        exposure_limit=schedule.exposure_limit,
+        exposure_limit=schedule.exposure_limit_of(source),
         average_lagging=average_lagging(horizons, source=source, target=steps),
         average_proportion=average_proportion(horizons, source=source, target=steps),
         differentiable_average_lagging=differentiable_average_lagging(horizons, source=source, target=steps),

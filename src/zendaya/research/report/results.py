@@ -49,8 +49,13 @@ class Setting:
 
     @cached_property
     def gamma(self) -> float | None:
-        """γ of a point of the dial; 0, like full context, is the offline baseline."""
-        return parse_policy(self.decode).gamma_or_none
+        """γ of a point of the paper's dial; 0, like full context, is the offline baseline. A head start is not in the paper."""
+        return None if self.head else parse_policy(self.decode).gamma_or_none
+
+    @cached_property
+    def head(self) -> int | None:
+        """h of a power law with a head start."""
+        return parse_policy(self.decode).head_or_none
 
     @cached_property
     def k(self) -> int | None:
@@ -59,12 +64,16 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Name in the paper's tables: z-γ or w-k; other settings by their printed form."""
+        """Name in the paper's tables: z-γ or w-k, and z-γ+h with a head start; other settings by their printed form."""
+        if self.head:
+            return f"z-{parse_policy(self.decode).gamma_or_none:g}+{self.head}"
         return f"z-{self.gamma:g}" if self.gamma is not None else f"w-{self.k}" if self.k is not None else self.decode
 
     @property
     def kind(self) -> str:
-        """ZENDAYA, wait-k, or the name of a policy."""
+        """ZENDAYA, with its head start, wait-k, or the name of a policy."""
+        if self.head:
+            return f"ZENDAYA, head {self.head}"
         return "ZENDAYA" if self.gamma is not None else "wait-k" if self.k is not None else self.decode.partition("=")[0]
 
     @property
@@ -150,8 +159,11 @@ class Group:
     def by_k(self) -> list[Setting]:
         return sorted((one for one in self.settings.values() if one.k is not None), key=lambda one: one.k or 0)
 
+    def by_head(self) -> list[Setting]:
+        return sorted((one for one in self.settings.values() if one.head), key=lambda one: (one.head, one.name))
+
     def policies(self) -> list[Setting]:
-        return [one for _, one in sorted(self.settings.items()) if one.gamma is None and one.k is None]
+        return [one for _, one in sorted(self.settings.items()) if one.gamma is None and one.k is None and not one.head]
 
     @property
     def baseline(self) -> Setting | None:
@@ -160,7 +172,7 @@ class Group:
 
     @property
     def ordered(self) -> list[Setting]:
-        return [*self.by_gamma(), *self.by_k(), *self.policies()]
+        return [*self.by_gamma(), *self.by_head(), *self.by_k(), *self.policies()]
 
 
 def _implementation(row: Row) -> tuple[str, str]:

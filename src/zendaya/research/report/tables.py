@@ -317,7 +317,7 @@ def every(results: Results) -> Sheet:
     caption = (
         "Every decode of the sweep, means over seeds ± standard deviation. Lags in source tokens; first is the source that had arrived at "
         "the first token; AP is relative to the reference's length, so above 1 where far more is written; erasure is normalised erasure; "
-        "rows are decoder rows per clip."
+        "rows are decoder rows per clip; z-γ+h has a head start of h, and in place of 1/(1+γ) its own limit of Ē."
     )
     return Sheet("All decodes", caption, header, tuple(rows))
 
@@ -356,8 +356,9 @@ def _anchors(group: Group) -> list[Setting]:
     for settings in (group.by_gamma(), group.by_k()):
         if settings:
             kept.add(min(settings, key=lambda one: one.mean("AL") or 0.0).decode)
-    for kind in dict.fromkeys(one.kind for one in group.policies()):
-        top = best([one for one in group.policies() if one.kind == kind], group.measures[0])
+    others = [*group.by_head(), *group.policies()]
+    for kind in dict.fromkeys(one.kind for one in others):
+        top = best([one for one in others if one.kind == kind], group.measures[0])
         kept |= {top.decode} if top is not None else set()
     return [one for one in group.ordered if one.decode in kept]
 

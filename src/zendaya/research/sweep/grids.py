@@ -279,6 +279,23 @@ def frontier_multi30k() -> Grid:
     return _frontier(frontier_multi30k, "multi30k", _MULTI30K, (1, 3, 5, 7, 9), rivals=(2, 4), pair=pair, split="test_2016_flickr")
 
 
+def head_multi30k() -> Grid:
+    """Head starts on Multi30k: a whole-dial model that draws them, at heads of 2, 3 and 4 beside γ alone and wait-k, three seeds."""
+    settings = ("0.7", "1.0", "wait-k=3", "wait-k=5", "wait-k=7", *heads(("1", "1.3", "1.6"), (2, 3, 4)))
+    decode = Decode(mode="streaming", scale="segment", schedules=settings, split="test_2016_flickr")
+    arm = Arm(recipe=_recipe("multi30k-causal"), schedules=("dial+wait-k+head",), seeds=SEEDS, decodes=(decode,), sizes=_MULTI30K)
+    return Grid(name="head-multi30k", about=_about(head_multi30k), arms=(arm,))
+
+
+def heads(gammas: Collection[str], numbers: Collection[int]) -> tuple[str, ...]:
+    """Every γ with every head start.
+
+    >>> heads(("1", "1.3"), (2,))
+    ('gamma=1,head=2', 'gamma=1.3,head=2')
+    """
+    return tuple(f"gamma={gamma},head={number}" for number in numbers for gamma in gammas)
+
+
 def _frontier(
     grid: Callable[[], Grid], name: str, sizes: Sizes, offsets: tuple[int, ...], *, rivals: tuple[int, ...], pair: tuple[str, str],
     split: str = "test", metrics: tuple[str, ...] | None = None,
@@ -319,6 +336,7 @@ _GRIDS: dict[str, Callable[[], Grid]] = {
     "frontier-msvd": frontier_msvd,
     "frontier-librispeech": frontier_librispeech,
     "frontier-multi30k": frontier_multi30k,
+    "head-multi30k": head_multi30k,
 }
 
 

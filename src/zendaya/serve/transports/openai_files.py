@@ -22,7 +22,6 @@ from zendaya.errors import SourceError
 from zendaya.records import Event
 from zendaya.runtime.options import DecodeOptions
 from zendaya.runtime.subtitles import Cue, Cues, to_srt, to_vtt
-from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.feed import Feed, Prose, StreamFailedError
 from zendaya.serve.fields import FieldError
@@ -138,7 +137,7 @@ async def _answer(request: Request, server: Server, form: FormData, stack: conte
     file, options = _options(server, form)
     encoder = server.served.encoder
     assert encoder is not None
-    feed = Feed(server, AudioIntake(encoder, floats=True), DecodeOptions(schedule=PowerLaw(options.gamma)), timed=False)
+    feed = Feed(server, AudioIntake(encoder, floats=True), DecodeOptions(schedule=server.config.dial(options.gamma)), timed=False)
     stack.callback(feed.close)
     reading = asyncio.create_task(_read_file(feed, file))
     stack.push_async_callback(_cancel, reading)

@@ -17,7 +17,6 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from zendaya.runtime.options import DecodeOptions
-from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.connection import NO_HELLO, WebSocketConnection
 from zendaya.serve.feed import Feed, Prose, StreamFailedError
@@ -161,7 +160,7 @@ class RealtimeSession:
         if gamma is not None and gamma != self.gamma:
             self.gamma = gamma
             if self.open is not None:
-                self.open.feed.stream.turn(PowerLaw(gamma))
+                self.open.feed.stream.turn(self.server.config.dial(gamma))
         await self.send("transcription_session.updated" if legacy else "session.updated", session=self.session)
 
     def _transcription(self, sound: Message, target: Message, where: str) -> float | None:
@@ -187,7 +186,7 @@ class RealtimeSession:
             if len(self.writing) >= MAX_ITEMS:
                 raise FieldError("audio", f"audio: {MAX_ITEMS} items are being transcribed: wait until one is completed", "too_many_items")
             intake = self.server.served.intake("audio", self.rate)
-            self.open = AudioItem(Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self.gamma))))
+            self.open = AudioItem(Feed(self.server, intake, DecodeOptions(schedule=self.server.config.dial(self.gamma))))
             self.writing[self.open] = asyncio.create_task(self.write(self.open))
         await self.open.feed.send(samples, within_s=ROOM_S)
 

@@ -20,7 +20,6 @@ from starlette.routing import BaseRoute, Route
 from zendaya.encoders.whisper import LARGEST_SAMPLE
 from zendaya.evaluation.simuleval import Words
 from zendaya.runtime.options import DecodeOptions
-from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.feed import Feed, StreamFailedError
@@ -108,7 +107,7 @@ class SimulEvalTransport(Transport):
         self._words, self._seat = Words(), self.server.take_seat()
         try:
             intake = AudioIntake(self.server.served.encoder, floats=True)
-            self._feed = Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self.server.config.gamma)), timed=False)
+            self._feed = Feed(self.server, intake, DecodeOptions(schedule=self.server.config.dial()), timed=False)
         except BaseException:
             self.end()
             raise

@@ -331,8 +331,7 @@ class WebSocketTransport(Transport):
         found = fields.choice(hello, "source", KINDS, served.kinds[0])
         kind = next(kind for kind in KINDS if kind == found)
         rate = fields.number(hello, "rate", 0.001, 1e6) if "rate" in hello else None
-        schedule = fields.dial(hello, config.gamma)
-        assert schedule is not None
+        schedule = fields.dial(hello, config) or config.dial()
         options = DecodeOptions(
             schedule=schedule, window_s=fields.number(hello, "window_s", 0.02, 3600) if "window_s" in hello else None,
             patience_s=fields.number(hello, "patience_s", 0, 3600) if "patience_s" in hello else math.inf,
@@ -493,7 +492,7 @@ class WebSocketTransport(Transport):
                 raise FieldError("type", f"type: {type_} after the end of the source: open a new session", "ended")
             fields.known(message, ("type", "seq", "gamma", "policy") if type_ == "turn" else ("type", "seq"))
             if type_ == "turn":
-                schedule = fields.dial(message)
+                schedule = fields.dial(message, self.server.config)
                 if schedule is None or schedule.decides_while_reading:
                     raise FieldError("gamma", "gamma: expected gamma, or a schedule (wait-k=10, full) as policy")
                 stream.turn(schedule, number)

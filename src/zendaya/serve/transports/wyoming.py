@@ -15,7 +15,6 @@ from typing import Any
 import zendaya
 from zendaya.errors import ConfigError
 from zendaya.runtime.options import DecodeOptions
-from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.config import ServeConfig, is_loopback
 from zendaya.serve.feed import Feed, Prose, StreamFailedError
@@ -188,7 +187,7 @@ class _WyomingConnection:
             self._seat = self.server.take_seat()
         except NoSeatError as error:
             raise FieldError("audio-start", f"audio-start: {error}: retry in {RETRY_S} s", "full") from None
-        self._feed = Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self._gamma)))
+        self._feed = Feed(self.server, intake, DecodeOptions(schedule=self.server.config.dial(self._gamma)))
         self._task = asyncio.create_task(self._write(self._feed))
 
     async def _write(self, feed: Feed) -> None:
