@@ -236,7 +236,7 @@ def test_cost_of_a_schedule():
         events = decode(session, stream(WINDOW))
         history = 1 + sum(e.token != END for e in events)
         prompt = len(model.config.framing.prompt)
-        assert dataclasses.astuple(session.cost) == (prompt + len(events) - 1 + history, len(events) + 1, 0)
+        assert dataclasses.astuple(session.cost) == (prompt + len(events) - 1 + history, len(events) + 1, 0, 0)
 
 
 @pytest.mark.parametrize(
