@@ -509,7 +509,6 @@ def test_a_bad_call_returns_an_error_code():
         return library.zd_rows(model, len(streams), *pointers, logits, weights)
 
     assert rows(logits=None) == rows(streams=(none,)) == rows(model=None) == rows(streams=()) == backend.BAD_ARGUMENT
-    assert rows(streams=(stream, stream), counts=(1, 1), ids=(1, 1), horizons=(0, 0), weights=out) == backend.BAD_ARGUMENT
     assert rows(streams=(foreign,)) == rows((stream, stream), (1, 1), (1, 1), (0, 0)) == backend.BAD_STREAM
     codes = {rows(counts=(0,)), rows(counts=(-1,)), rows(counts=(51,)), rows(horizons=(1,)), rows(horizons=(-1,)), rows(ids=(61,))}
     assert codes == {-7, -8, -9}
