@@ -168,7 +168,7 @@ def main() -> None:
         print(f"\rtrying every γ: {done}/{total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
     costs = cached_costs(options.learned / f"costs-{options.split}.npz", material, examples, gammas, tell)
-    expected = expect(model, material.store, examples, scale=material.scale)
+    expected = expect(model, material.store, examples, scale=material.config.scale_tokens)
     # The curve of fixed γ is measured between the settings of the grid too: it bends, and a chord would lie above it.
     between = [round((low + high) / 2, 3) for low, high in itertools.pairwise(gammas)]
     others = cached_costs(options.learned / f"costs-{options.split}-between.npz", material, examples, between, tell)
@@ -218,7 +218,9 @@ def main() -> None:
     if options.free:
         some = examples[: options.free]
         texts = {clip.id: learned_text(clip.references[0], True) for clip in material.reading.usable if clip.split == options.split}
-        record["free"] = free(model, material.store, some, [texts[each.window.clip] for each in some], material.scale, options.seed)
+        record["free"] = free(
+            model, material.store, some, [texts[each.window.clip] for each in some], material.config.scale_tokens, options.seed
+        )
     out = options.out or options.learned / f"comparison-{options.split}.json"
     out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=2))

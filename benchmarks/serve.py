@@ -465,11 +465,9 @@ def child(*options: str) -> Iterator[int]:
 def here(**settings: Any) -> Iterator[Any]:
     """A server of the tiny preset in a thread: its listener and port."""
     from zendaya import Model
-    from zendaya.serve.app import make_app
-    from zendaya.serve.config import ServeConfig
+    from zendaya.serve.app import Listener, make_app
+    from zendaya.serve.config import ServeConfig, bind
     from zendaya.serve.intake import Served
-    from zendaya.serve.listening import bind
-    from zendaya.serve.run import Listener
 
     config = ServeConfig(port=0, **settings)
     listener = Listener(make_app(config, Served("tiny", Model.from_preset("tiny", seed=3))), config)

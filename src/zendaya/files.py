@@ -1,7 +1,8 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all, and their checksums."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import time
@@ -44,6 +45,15 @@ def flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _sweep(path: Path) -> None:

@@ -1,11 +1,9 @@
-"""One executor for parallel work: in this process, in worker processes, or on a Ray cluster.
-
-Every job runs on one thread of PyTorch, so results are the same bits with any number of workers.
-"""
+"""One executor for parallel work in this process, worker processes or Ray; results are the same bits with any number of workers."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -14,9 +12,10 @@ import signal
 import socket
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zendaya.errors import ConfigError, MissingExtraError, WorkerError, ZendayaError
 
@@ -87,10 +86,7 @@ class Finished(Generic[Job, Result]):
 
 
 class Executor(Generic[Job, Result]):
-    """Workers that do one job each at a time; a context manager, which ends them.
-
-    `map` gives results in the order of the jobs. `submit` and `wait` give them as they come, for jobs that depend on results.
-    """
+    """A context manager of workers with one job each at a time; `map` keeps the order of jobs, `submit` and `wait` do not."""
 
     def __init__(self, setup: Setup[Job, Result], workers: Workers, *, purpose: str = "parallel work") -> None:
         self._backend: _Backend
@@ -109,12 +105,12 @@ class Executor(Generic[Job, Result]):
 
     @property
     def num_idle(self) -> int:
-        """Workers without a job."""
+        """Number of workers without a job."""
         return len(self._idle)
 
     @property
     def running(self) -> list[Job]:
-        """Jobs submitted and not over."""
+        """Jobs submitted and not finished."""
         return list(self._busy.values())
 
     def submit(self, job: Job) -> int:
@@ -130,8 +126,7 @@ class Executor(Generic[Job, Result]):
 
     def stop(self) -> Iterator[Finished[Job, Result]]:
         """Ask all workers to save their work and stop; the jobs that still gave a result."""
-        for answer in self._backend.stop():
-            yield self._finished(*answer)
+        return itertools.starmap(self._finished, self._backend.stop())
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in the order of the jobs, which are read as workers need them; the first error is raised."""
@@ -152,74 +147,62 @@ class Executor(Generic[Job, Result]):
                 done[numbers.pop(finished.worker)] = finished.result
             yield done.pop(wanted)
 
-    def _finished(self, worker: int, answer: _Answer) -> Finished[Job, Result]:
+    def _finished(self, worker: int, outcome: _Outcome) -> Finished[Job, Result]:
         self._idle.append(worker)
-        return Finished(self._busy.pop(worker), worker, answer.result, answer.error)
+        return Finished(self._busy.pop(worker), worker, *outcome)
 
 
-# Workers.
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The outcome of a job as it leaves a worker."""
-
-    result: Any = None
-    error: Exception | None = None
+_Outcome = tuple[Any, Exception | None]
+"""The result of a job, or the error that ended it."""
 
 
 class _Worker:
     """Builds its work function once, and does one job after another with it."""
 
     def __init__(self, setup: Setup[Any, Any]) -> None:
-        self._setup = setup
-        self._work: Work[Any, Any] | None = None
+        self._setup = functools.cache(setup)
 
     def do(self, job: Any, report: Report) -> Any:
-        with _one_thread():
-            if self._work is None:
-                self._work = self._setup()
-            return self._work(job, report)
+        import torch
 
-    def answer(self, job: Any, report: Report) -> _Answer:
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums over several threads are rounded differently
+        try:
+            return self._setup()(job, report)
+        finally:
+            torch.set_num_threads(num_threads)
+
+    def answer(self, job: Any, report: Report) -> _Outcome:
         """The outcome of a job in a form that pickles; other errors than ours go as text, since not all of them do."""
         try:
-            return _Answer(self.do(job, report))
+            return self.do(job, report), None
         except ZendayaError as error:
-            return _Answer(error=error)
+            return None, error
         except Exception:
-            return _Answer(error=RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+            return None, RuntimeError(f"a worker failed:\n{traceback.format_exc()}")
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of PyTorch: sums over several threads are rounded differently."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class _Backend(Protocol):
+class _Backend(ABC):
     """Workers by number from 0, each with one job at a time."""
 
     size: int
 
+    @abstractmethod
     def give(self, worker: int, job: Any) -> None: ...
 
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    @abstractmethod
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         """The next worker that is done, and the outcome of its job."""
 
-    def stop(self) -> Iterator[tuple[int, _Answer]]: ...
+    def stop(self) -> Iterator[tuple[int, _Outcome]]:
+        """Save and stop what runs; a run on a Ray cluster goes on from the last state it saved."""
+        return iter(())
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """End the workers."""
 
 
-class _ThisProcess:
+class _ThisProcess(_Backend):
     """This process, in the thread that waits; signals and errors of a job are those of the caller."""
 
     size = 1
@@ -230,20 +213,14 @@ class _ThisProcess:
     def give(self, worker: int, job: Any) -> None:
         self._job = job
 
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         try:
-            return 0, _Answer(self._worker.do(self._job, report))
+            return 0, (self._worker.do(self._job, report), None)
         except Exception as error:
-            return 0, _Answer(error=error)
-
-    def stop(self) -> Iterator[tuple[int, _Answer]]:
-        return iter(())
-
-    def close(self) -> None:
-        pass
+            return 0, (None, error)
 
 
-class _Processes:
+class _Processes(_Backend):
     """Processes of this machine, each at the end of a pipe; one that dies is replaced."""
 
     def __init__(self, setup: Setup[Any, Any], size: int) -> None:
@@ -283,44 +260,41 @@ class _Processes:
             self._pipes[worker].send(job)
         self._busy.add(worker)
 
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         while True:
             waiting = {self._pipes[worker]: worker for worker in self._busy}
             for pipe in multiprocessing.connection.wait(list(waiting)):
                 worker = waiting[pipe]  # type: ignore[index]
                 try:
-                    message = self._pipes[worker].recv()
+                    is_outcome, message = self._pipes[worker].recv()
                 except (EOFError, OSError):
-                    return worker, self._replace(worker)
-                if isinstance(message, _Answer):
+                    return worker, (None, self._replace(worker))
+                if is_outcome:
                     self._busy.discard(worker)
                     return worker, message
                 report(message)
 
-    def stop(self) -> Iterator[tuple[int, _Answer]]:
+    def stop(self) -> Iterator[tuple[int, _Outcome]]:
         for worker in self._busy:
             self._processes[worker].terminate()
         for worker in sorted(self._busy):
             pipe, deadline = self._pipes[worker], time.monotonic() + STOP_S
             with contextlib.suppress(EOFError, OSError):
                 while pipe.poll(max(0.0, deadline - time.monotonic())):
-                    if isinstance(message := pipe.recv(), _Answer):
+                    is_outcome, message = pipe.recv()
+                    if is_outcome:
                         self._busy.discard(worker)
                         yield worker, message
                         break
 
-    def _replace(self, worker: int) -> _Answer:
+    def _replace(self, worker: int) -> WorkerError:
         self._processes[worker].join()
         code = self._processes[worker].exitcode
         self._busy.discard(worker)
         self._pipes[worker].close()
         self._start(worker)
-        return _Answer(
-            error=WorkerError(
-                f"a worker process ended unexpectedly (exit code {code}), perhaps out of memory: finished work is kept; "
-                f"run the same command again, with fewer workers"
-            )
-        )
+        why = f"a worker process ended unexpectedly (exit code {code}), perhaps out of memory"
+        return WorkerError(f"{why}: finished work is kept; run the same command again, with fewer workers")
 
 
 def _serve(pipe: multiprocessing.connection.Connection[Any, Any], setup: Setup[Any, Any]) -> None:
@@ -332,14 +306,11 @@ def _serve(pipe: multiprocessing.connection.Connection[Any, Any], setup: Setup[A
         nonlocal last_s
         if time.monotonic() - last_s > REPORT_S:
             last_s = time.monotonic()
-            pipe.send(message)
+            pipe.send((False, message))
 
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         while True:
-            pipe.send(worker.answer(pipe.recv(), report))
-
-
-# Ray.
+            pipe.send((True, worker.answer(pipe.recv(), report)))
 
 
 @contextlib.contextmanager
@@ -374,18 +345,15 @@ class _RayWorker:
     def __init__(self, setup: Setup[Any, Any]) -> None:
         self._worker, self._message = _Worker(setup), None
 
-    def answer(self, job: Any) -> _Answer:
+    def answer(self, job: Any) -> _Outcome:
         self._message = None
-        return self._worker.answer(job, self._note)
+        return self._worker.answer(job, lambda message: setattr(self, "_message", message))
 
     def message(self) -> Any:
         return self._message
 
-    def _note(self, message: Any) -> None:
-        self._message = message
 
-
-class _Ray:
+class _Ray(_Backend):
     """Actors of a Ray cluster. One whose machine is lost is started again elsewhere, and does its job again."""
 
     def __init__(self, setup: Setup[Any, Any], workers: Workers, purpose: str) -> None:
@@ -408,7 +376,7 @@ class _Ray:
     def give(self, worker: int, job: Any) -> None:
         self._running[self._actors[worker].answer.remote(job)] = worker
 
-    def take(self, report: Report) -> tuple[int, _Answer]:
+    def take(self, report: Report) -> tuple[int, _Outcome]:
         while True:
             ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=POLL_S)
             if ready:
@@ -424,11 +392,5 @@ class _Ray:
             return worker, self._ray.get(ready[0])
         except self._ray.exceptions.RayError as error:
             self._actors[worker] = self._actor.remote(self._setup)
-            reason = str(error).strip().splitlines()[0]
-            return worker, _Answer(
-                error=WorkerError(f"a Ray worker was lost ({reason}): finished work is kept; run the same command again")
-            )
-
-    def stop(self) -> Iterator[tuple[int, _Answer]]:
-        """None: a run on a cluster goes on from the last state it saved."""
-        return iter(())
+            why = f"a Ray worker was lost ({str(error).strip().splitlines()[0]})"
+            return worker, (None, WorkerError(f"{why}: finished work is kept; run the same command again"))

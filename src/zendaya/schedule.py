@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from zendaya.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -154,7 +157,7 @@ class Schedule(ABC):
         return int(self.at(1, source=window_tokens, steps=max_steps))
 
     @property
-    def hold_tokens(self) -> int:
+    def hold(self) -> int:
         """m: a step is held while it attends most to one of the m newest source tokens; 0 holds nothing."""
         return 0
 
@@ -183,11 +186,6 @@ class Schedule(ABC):
         return None
 
     @property
-    def head_or_none(self) -> int | None:
-        """h where the schedule has a head start."""
-        return None
-
-    @property
     def price(self) -> float | None:
         """Cost of a lag of the whole source for a learned schedule, in nats per step; None: the model's own price."""
         return None
@@ -198,7 +196,7 @@ class Schedule(ABC):
 
     def with_gamma(self, gamma: float) -> PowerLaw:
         """The point of the dial at another γ; a power law keeps its rounding and its head start."""
-        return PowerLaw(gamma)
+        return replace(self, gamma=gamma) if isinstance(self, PowerLaw) else PowerLaw(gamma)
 
     def draw(self, rng: np.random.Generator, *, source: int, stride: float) -> Schedule:
         """The schedule of one training example: always this one."""
@@ -262,10 +260,6 @@ class PowerLaw(Schedule):
         """
         return int(self.least_horizons(window_tokens, max_steps, num_steps=1)[0])
 
-    @property
-    def hold_tokens(self) -> int:
-        return self.hold
-
     def _powers(self, step_array: IntArray, source_array: IntArray, steps_array: IntArray) -> IntArray:
         """⌈F · (i/N̂)^γ⌉ (or ⌊·⌋), without the head start."""
         step_array = np.minimum(step_array, steps_array)
@@ -317,13 +311,6 @@ class PowerLaw(Schedule):
     @property
     def gamma_or_none(self) -> float:
         return float(self.gamma)
-
-    @property
-    def head_or_none(self) -> int | None:
-        return self.head or None
-
-    def with_gamma(self, gamma: float) -> PowerLaw:
-        return replace(self, gamma=gamma)
 
     @property
     def needs_length(self) -> bool:

@@ -52,7 +52,7 @@ def test_check_prints_counts_geometry_dial_and_problems(manifest):
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "split clips usable streams references hours pairs overlapping" in lines
     assert "train 5 5 1 5 0.00 4 0" in lines
-    assert "F source tokens: 3 tokens a second" in lines
+    assert "F source tokens: 3 tokens per second" in lines
     assert any(line.startswith("train: F 3.00 (5-95 %: 3.00-3.00), N ") for line in lines)
     assert "regime text-dense" in lines
     assert any(line.startswith("γ ") and "about 1 source token" in line for line in lines)

@@ -30,9 +30,8 @@ from zendaya.runtime.loading import gamma_warning, load_live
 from zendaya.runtime.pauses import PauseWindows
 from zendaya.runtime.pipeline import Pipeline, SourceEncoder
 from zendaya.schedule import PowerLaw
-from zendaya.sources.live import at_once
+from zendaya.sources.live import Microphone, at_once
 from zendaya.sources.media import read_audio
-from zendaya.sources.microphone import Microphone
 
 ZENDAYA = Path(sys.executable).parent / "zendaya"
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
@@ -219,8 +218,8 @@ def test_a_microphone_is_heard_in_a_thread(say, text, monkeypatch):
         asked.append(device)
         yield from read_audio(RECORDING, chunk_s=chunk_s)
 
-    monkeypatch.setattr("zendaya.sources.microphone.microphones", lambda: [Microphone(3, "headset", 1, True)])
-    monkeypatch.setattr("zendaya.sources.microphone.read_microphone", hear)
+    monkeypatch.setattr("zendaya.sources.live.microphones", lambda: [Microphone(3, "headset", 1, True)])
+    monkeypatch.setattr("zendaya.sources.live.read_microphone", hear)
     assert say(mic=True, device="3") == text
     assert asked == [3]
     stream(list_devices=True)

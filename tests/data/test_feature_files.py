@@ -230,7 +230,7 @@ def test_values_are_counted_as_the_floats_they_become(tmp_path, monkeypatch, kin
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "declares shape (1048576, 8)" in message
-    assert f"expected at most {2**24}; store one array a clip" in message
+    assert f"expected at most {2**24}; store one array per clip" in message
     assert peak < 2**20
     if kind in ("npy", "npz"):  # as it is stored it fits, as the packed features of a whole corpus do
         assert read_array(path).shape == shape

@@ -55,7 +55,7 @@ def test_a_pca_that_is_not_one(tmp_path):
     with pytest.raises(CheckpointError, match="do not belong together"):
         PCA.load(tmp_path / "odd.safetensors")
     PCA(torch.zeros(4), torch.zeros(4, 2), 1.0).save(tmp_path / "fits.safetensors")
-    with pytest.raises(ConfigError, match="fitted on 4 features: got features of 12"):
+    with pytest.raises(ConfigError, match="fitted on 4 features per row: got 12"):
         Precomputed(12, 3.0, pca=PCA.load(tmp_path / "fits.safetensors"))
 
 

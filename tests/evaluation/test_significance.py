@@ -139,7 +139,7 @@ def test_unpaired_systems_are_refused():
 def test_meteor_of_its_statistics_is_that_of_java():
     hypotheses, references = corpus(40, num_references=2)
     hypotheses[0], hypotheses[1] = references[0][0], ""  # a whole text in one piece, and none
-    value, rows = captions.meteor_1_5(hypotheses, references)
+    value, rows, _ = captions.meteor_1_5(hypotheses, references)
     assert captions.meteor_1_5_of(rows.sum(0, keepdims=True))[0] == pytest.approx(value, abs=1e-12)
 
 

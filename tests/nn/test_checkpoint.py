@@ -17,7 +17,7 @@ import torch
 from huggingface_hub import HfApi
 
 from zendaya import Model, PowerLaw, Tokenizer
-from zendaya.errors import CheckpointError
+from zendaya.errors import CheckpointError, ConfigError
 from zendaya.nn.checkpoint import RECIPE, RunRecord, digest, read_run_record
 
 TEXTS = ["a person is sitting on a bed", "a person runs into a room", "naïve café, 東京", "person drinks a glass of water"]
@@ -324,6 +324,13 @@ def test_a_hub_id_is_read_from_the_hubs_cache(model, folder, tmp_path):
     assert torch.equal(again.decoder.tokens.weight, model.decoder.tokens.weight)
     with pytest.raises(CheckpointError, match="not fetched"):
         Model.from_pretrained("someone/else", cache_dir=tmp_path / "hub", local_files_only=True)
+
+
+@pytest.mark.parametrize("name", ["local", "someone/captions"])
+def test_a_misspelt_option_is_refused(folder, name):
+    with pytest.raises(ConfigError, match=r"no option 'map_loaction'; expected map_location or one of .*revision"):
+        Model.from_pretrained(folder if name == "local" else name, map_loaction="cpu")
+    assert Model.from_pretrained(folder, revision="main", local_files_only=True).config == Model.from_pretrained(folder).config
 
 
 def test_an_unreachable_hub_fails_at_once(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from zendaya import ZendayaError
 from zendaya.cli.bench import bench
 from zendaya.nn.decoder import Decoder
 from zendaya.nn.presets import preset
-from zendaya.research.bench import Plan, on_threads, run
+from zendaya.research.bench import Plan, run, torch_threads
 from zendaya.research.peers import CachedStep
 from zendaya.runtime.engine import missing
 
@@ -98,7 +98,7 @@ def test_a_plan_is_checked_before_anything_is_measured(options, words):
 
 def test_a_contender_leaves_torchs_threads_as_they_were():
     before, seen = torch.get_num_threads(), []
-    on_threads(before + 1, lambda steps: seen.append(torch.get_num_threads()))(5)
+    torch_threads(before + 1)(lambda steps: seen.append(torch.get_num_threads()))(5)
     assert (seen, torch.get_num_threads()) == ([before + 1], before)
 
 

@@ -261,14 +261,14 @@ def test_a_head_start_is_a_series_of_its_own(tmp_path):
         made.add("streaming", "dial+head=0.2", decode, 0, loss, lag)
     made.add("streaming", "dial+head=0.2", "wait-k=5,stride=1.5", 0, 0.2, 3.8)
     (group,) = Results(tmp_path).groups
-    assert [one.name for one in group.ordered] == ["z-1", "z-1+2", "z-1.6+2", "w-5"]
+    assert [one.name for one in group.ordered] == ["z-1", "w-5", "gamma=1,head=2", "gamma=1.6,head=2"]
     assert [one.name for one in group.by_gamma()] == ["z-1"]
     (panel,) = panels(Results(tmp_path))
     assert [(one.name, len(one.points)) for one in panel.series] == [
-        ("ZENDAYA, dial+head=0.2", 1), ("ZENDAYA, head 2, dial+head=0.2", 2), ("wait-k, dial+head=0.2", 1),
+        ("ZENDAYA, dial+head=0.2", 1), ("wait-k, dial+head=0.2", 1), ("head=2, dial+head=0.2", 2),
     ]  # fmt: skip
     found = dict(tables(report(tmp_path)))
-    assert {row[1] for row in found["Q2"][1:]} == {"z-1 vs w-5", "z-1+2 vs w-5", "z-1.6+2 vs w-5"}
+    assert {row[1] for row in found["Q2"][1:]} == {"z-1 vs w-5", "gamma=1,head=2 vs w-5", "gamma=1.6,head=2 vs w-5"}
 
 
 def test_an_unknown_loss_is_shown_as_missing(tmp_path):
@@ -323,7 +323,7 @@ def test_a_report_needs_no_metric_tools(made, tmp_path, monkeypatch):
     def gone(*_, **__):
         raise ZendayaError("no Java here")
 
-    monkeypatch.setattr("zendaya.research.report.results.statistics", gone)
+    monkeypatch.setattr("zendaya.evaluation.metrics.significance.statistics", gone)
     told = []
     write_report(made.folder, to=tmp_path, formats=["md"], report=told.append)
     found = dict(tables((tmp_path / "report.md").read_text()))

@@ -312,7 +312,7 @@ def test_head_starts_are_swept_and_reported(corpus, tmp_path):
     limits = {row.decode_schedule: row.value for row in rows if row.metric == "exposure_limit"}
     assert limits["gamma=1.0"] == 0.5 < limits["gamma=1,head=2"] < 1
     text = next(path for path in write_report(tmp_path / "out") if path.suffix == ".md").read_text()
-    for name in ("z-1 ", "z-1+2", "z-1.3+3", "z-1+2 vs w-2"):
+    for name in ("z-1 ", "gamma=1,head=2", "gamma=1.3,head=3", "gamma=1,head=2 vs w-2"):
         assert f"| {name}" in text
 
 

@@ -14,10 +14,8 @@ from websockets.sync.client import connect
 
 from zendaya import PowerLaw
 from zendaya.runtime.engine import engine_for
-from zendaya.serve.app import make_app
-from zendaya.serve.config import ServeConfig
-from zendaya.serve.listening import bind
-from zendaya.serve.run import Listener
+from zendaya.serve.app import Listener, make_app
+from zendaya.serve.config import ServeConfig, bind
 
 
 class Running:

@@ -98,7 +98,7 @@ def test_a_session_writes_what_one_server_writes(fronted, tiny):
             wire.source(rows(n)[first : first + 7].tobytes())
     assert held(fronted) == [2, 2]
     assert [texts(wire.end()) for wire in wires] == [alone(tiny, 0.5, rows(n)) for n in range(4)]
-    wait_for(lambda: not fronted.front.leases and not fronted.front.places and held(fronted) == [0, 0])
+    wait_for(lambda: not fronted.front.seats and not fronted.front.places and held(fronted) == [0, 0])
     assert fronted.pool.held == {"r0": 0, "r1": 0}
 
 
@@ -123,7 +123,7 @@ def test_a_reconnect_reaches_the_same_replica(fronted, tiny, named):
     assert [event["seq"] for event in wire.events] == list(range(1, len(wire.events) + 1))
     for other in others:
         other.end()
-    wait_for(lambda: not fronted.front.leases and not fronted.front.places)
+    wait_for(lambda: not fronted.front.seats and not fronted.front.places)
 
 
 def test_a_wrong_token_does_not_disturb_the_session(fronted, tiny):
@@ -134,10 +134,10 @@ def test_a_wrong_token_does_not_disturb_the_session(fronted, tiny):
         assert other.opened["type"] == "error"
         with pytest.raises(ConnectionClosed):
             other.get()
-    assert fronted.front.places[name] in fronted.front.leases
+    assert fronted.front.places[name] in fronted.front.seats
     wire.source(rows(1).tobytes())
     assert texts(wire.end()) == alone(tiny, 0.5, rows(1))
-    wait_for(lambda: not fronted.front.leases and not fronted.front.places)
+    wait_for(lambda: not fronted.front.seats and not fronted.front.places)
 
 
 def test_a_lost_replica_costs_its_clients_nothing(fronted, tiny):
@@ -155,7 +155,7 @@ def test_a_lost_replica_costs_its_clients_nothing(fronted, tiny):
         client.close()
         assert of_session([caption.event for caption in found[n]]) == alone(tiny, 0.3, rows(n))
     assert sum(client.num_rebuilds for client in clients) == 4
-    wait_for(lambda: not fronted.front.leases)
+    wait_for(lambda: not fronted.front.seats)
     assert list(fronted.front.replicas) == ["r1"]
 
 
@@ -191,7 +191,7 @@ def test_full_replicas_refuse_new_clients(tiny):
         wires[0].end()
         wait_for(lambda: httpx.get(f"http://{fronted.host}/readyz", timeout=60).status_code == 200)
         wires[1].cut()  # its seat is held for a time
-        wait_for(lambda: not fronted.front.leases and held(fronted) == [0, 0])
+        wait_for(lambda: not fronted.front.seats and held(fronted) == [0, 0])
     finally:
         fronted.stop()
 
@@ -307,6 +307,6 @@ def test_a_disconnect_cancels_the_forwarded_request(tiny, monkeypatch):
     try:
         with httpx.Client(timeout=0.5) as http, pytest.raises(httpx.ReadTimeout):
             http.post(f"http://{fronted.host}/v1/audio/transcriptions", files={"file": b"x" * 100_000})
-        wait_for(lambda: ended and not fronted.front.leases and held(fronted) == [0, 0])
+        wait_for(lambda: ended and not fronted.front.seats and held(fronted) == [0, 0])
     finally:
         fronted.stop()

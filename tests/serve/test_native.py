@@ -19,7 +19,6 @@ from zendaya import Client, Model, PowerLaw, ZendayaError
 from zendaya.encoders._frames import FrameEncoder
 from zendaya.runtime.engine import engine_for, missing
 from zendaya.runtime.policies import parse_policy
-from zendaya.serve.config import ServeConfig
 from zendaya.serve.intake import Served, load_served
 
 POLICIES = ["0", "0.3", "1", "gamma=2,floor", "gamma=1,head=3", "wait-k=3,stride=0.7", "full", "local-agreement=8"]
@@ -86,17 +85,6 @@ def test_sixteen_policies_together_write_as_alone(tiny, backend):
                     wire.source(left.pop(0))
         for n, wire in enumerate(wires):
             assert texts(wire.end()) == alone(tiny, POLICIES[n % len(POLICIES)], rows(n, 40 + n), engine)
-
-
-def test_a_servers_head_start_is_for_those_who_name_none(tiny):
-    with serving(tiny, head=3) as running:
-        for hello, schedule in (({}, "gamma=0.5,head=3"), ({"gamma": 1}, "gamma=1,head=3"), ({"policy": "gamma=1"}, "gamma=1.0")):
-            wire = Wire(running, {"type": "open", **hello})
-            assert wire.opened["schedule"] == schedule
-            wire.source(rows(1).tobytes())
-            assert texts(wire.end()) == alone(tiny, schedule, rows(1))
-    with pytest.raises(ZendayaError, match="--head"):
-        ServeConfig(head=-1)
 
 
 def test_a_turn_takes_effect_in_message_order(running, tiny):
@@ -347,7 +335,7 @@ def test_an_idle_client_loses_its_seat(tiny):
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "finished")
         assert list(client.captions()) == []
         wait_for(lambda: client.reason == "idle")
-        wait_for(lambda: client._over)
+        wait_for(lambda: client._outbox.closed)
         with pytest.raises(ZendayaError, match=r"the session has ended \(idle\)"):
             client.send(rows(1))
         assert texts(wire.end()) == alone(tiny, "0.5", rows(1))
@@ -674,8 +662,8 @@ def test_a_rebuild_fails_if_source_or_text_is_missing(tiny):
                 list(client.finish())
         with Client(f"ws://{running.host}", source="features", gamma=0.5) as client:
             client.send(rows(1))
-            wait_for(lambda: client._delivered.count > 3)
-            client._delivered.digest.update(b"another")
+            wait_for(lambda: client._inbox.delivered.count > 3)
+            client._inbox.delivered.digest.update(b"another")
             lose(running)
             with pytest.raises(ZendayaError, match="writes another text"):
                 list(client.finish())

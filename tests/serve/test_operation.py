@@ -26,7 +26,7 @@ from websockets.sync.client import connect
 
 from zendaya import Client
 from zendaya.serve.intake import Served
-from zendaya.serve.logs import JsonFormatter, log_to
+from zendaya.serve.monitoring import JsonFormatter, log_to
 
 KEY = "a-key-of-32-letters_0123456789ab"
 

@@ -274,7 +274,7 @@ def test_sigterm_delivers_all_and_stops_ray(ray, tiny):
     ],
 )
 def test_a_wrong_ray_option_is_one_line(folder, options, expected, capsys, monkeypatch):
-    monkeypatch.setattr("zendaya.serve.logs.log_to", lambda: None)  # it would write to the captured stream
+    monkeypatch.setattr("zendaya.serve.monitoring.log_to", lambda: None)  # it would write to the captured stream
     monkeypatch.setattr(sys, "argv", ["zendaya", "serve", "--port", "0", "--model", str(folder), *options])
     with pytest.raises(SystemExit):
         main()

@@ -16,8 +16,8 @@ from zendaya.errors import ConfigError, MissingExtraError, SourceError
 from zendaya.sources import container as containers
 from zendaya.sources import media
 from zendaya.sources.container import OpenMedia
+from zendaya.sources.live import microphones, read_microphone
 from zendaya.sources.media import probe, read_audio, read_raw, read_video, sample
-from zendaya.sources.microphone import microphones, read_microphone
 
 RATE = 16_000
 

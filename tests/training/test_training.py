@@ -217,7 +217,7 @@ def ceiling(number):
 @pytest.mark.parametrize("schedule", [PowerLaw(1), PowerLaw(2), PowerLaw(0), PowerLaw(1, head=2), WaitK(2, 0.75)], ids=str)
 def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus, tmp_path, recipe):
     from zendaya.data.corpora import registry as corpora
-    from zendaya.training.decoding import DecodingTask, TaskConfig
+    from zendaya.training.decoding import DecodingTask
     from zendaya.training.prepare import make_examples, prepare_features, train_tokenizer
 
     config = recipe(schedule=schedule, form=form)
@@ -227,7 +227,7 @@ def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus,
     examples, _ = make_examples(config, reading, store, tokenizer, None)
     model = Model(config.model, tokenizer).eval()
     width = 16 if form == "inf" else None
-    task = DecodingTask(model, store, examples, TaskConfig(schedule=schedule, stride=0.75, scale=width))
+    task = DecodingTask(model, store, examples, config, rho=0.75)
     indices = [0, 3, 9]
     assert (form == "inf") == any(examples["train"][index].before is not None for index in indices)
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus,
 
 def test_a_pace_head_serves_clips_of_any_length(corpus, tmp_path, recipe):
     from zendaya.data.corpora import registry as corpora
-    from zendaya.training.decoding import DecodingTask, TaskConfig
+    from zendaya.training.decoding import DecodingTask
     from zendaya.training.prepare import make_examples, prepare_features, train_tokenizer
 
     config = recipe(schedule=PowerLaw(1), form="causal")
@@ -271,7 +271,7 @@ def test_a_pace_head_serves_clips_of_any_length(corpus, tmp_path, recipe):
     tokenizer = train_tokenizer(config, reading.usable)
     examples, _ = make_examples(config, reading, store, tokenizer, None)
     model = Model(config.model, tokenizer).eval()
-    task = DecodingTask(model, store, examples, TaskConfig(schedule=PowerLaw(1), stride=0.75))
+    task = DecodingTask(model, store, examples, config, rho=0.75)
     chosen = [examples["train"][index].window for index in range(8)]
     lesson = task.collate("train", list(range(8)), np.random.default_rng(0))
     assert len({window.num_source for window in chosen}) > 3
@@ -525,7 +525,7 @@ def test_the_dial_is_drawn_as_it_says():
     assert set(np.round(np.array(gammas) * 20)) == set(range(31))
     assert (min(ks), max(ks)) == (1, 20)
     assert {schedule.stride for schedule in drawn if isinstance(schedule, WaitK)} == {2.5}
-    assert not any(schedule.head_or_none for schedule in drawn)
+    assert not any(getattr(schedule, "head", 0) for schedule in drawn)
 
 
 def test_a_head_start_is_drawn_only_where_it_is_asked_for():
@@ -533,7 +533,7 @@ def test_a_head_start_is_drawn_only_where_it_is_asked_for():
     assert sampler == ScheduleSampler(wait_k=0.2, head=0.2)
     rng = np.random.default_rng(0)
     drawn = [sampler.draw(rng, source=40, stride=2.5) for _ in range(4000)]
-    with_head = [schedule for schedule in drawn if schedule.head_or_none]
+    with_head = [schedule for schedule in drawn if getattr(schedule, "head", 0)]
     assert len(with_head) / 4000 == pytest.approx(0.2, abs=0.03)
     assert {schedule.head for schedule in with_head} == set(range(1, 11))  # up to a quarter of the source
     assert {round(schedule.gamma * 20) for schedule in with_head} == set(range(1, 31))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zendaya.audit.model import audit
-from zendaya.audit.report import AuditReport
+from zendaya.audit import AuditReport, audit
 from zendaya.nn.cache import Cache
 from zendaya.nn.decoder import Attention, AttentionTap, Decoder, History
 from zendaya.nn.model import Batch, Model
@@ -60,29 +58,21 @@ class _UnslicedCache(Decoder):
 class _WholeWindowLength(Model):
     """The length head pools the whole window, not only its buffer."""
 
-    def predict_steps(self, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None) -> int:
+    def predict_steps(self, window_TE: Tensor, buffer: int, history: Any = None) -> int:
         return super().predict_steps(window_TE, window_TE.shape[0], history)
 
 
 class _WholeWindowGamma(Model):
     """The gamma head pools the whole window, not only the buffer of the γ it would choose."""
 
-    def settles_for(
-        self, place: int, window_TE: Tensor, buffer: int, history: tuple[Tensor, Sequence[int]] | None = None, *, price: float | None = None
-    ) -> bool:
+    def settles_for(self, place: int, window_TE: Tensor, buffer: int, history: Any = None, *, price: float | None = None) -> bool:
         return super().settles_for(place, window_TE, window_TE.shape[0], history, price=price)
 
 
 class _PaddedHorizons(Model):
     """Horizons are clamped to the padded length, so a short clip reads padding up to the length of the longest clip."""
 
-    def batch(
-        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule | Sequence[Schedule], *,
-        scale: int | Sequence[int] | None = None, steps: Sequence[int] | None = None,
-        histories: Sequence[tuple[Tensor, Sequence[int]] | None] | None = None,
-    ) -> Batch:  # fmt: skip
-        assert not isinstance(schedule, Sequence)
-        assert not isinstance(scale, Sequence)
+    def batch(self, sources: Any, targets: Any, schedule: Any, *, scale: Any = None, steps: Any = None, histories: Any = None) -> Batch:
         batch = super().batch(sources, targets, schedule, scale=scale, histories=histories)
         longest = max(source.shape[0] for source in sources)
         true_steps = [len(target) + 1 for target in targets]
@@ -96,12 +86,8 @@ class _NoHead(Model):
 
     times = 0
 
-    def batch(
-        self, sources: Sequence[Tensor], targets: Sequence[Sequence[int]], schedule: Schedule | Sequence[Schedule], **options: Any
-    ) -> Batch:
-        assert not isinstance(schedule, Sequence)
-        other = PowerLaw(schedule.gamma_or_none or 0.0, head=self.times * (schedule.head_or_none or 0))
-        return super().batch(sources, targets, other, **options)
+    def batch(self, sources: Any, targets: Any, schedule: Any, **options: Any) -> Batch:
+        return super().batch(sources, targets, dataclasses.replace(schedule, head=self.times * schedule.head), **options)
 
 
 class _TwiceHead(_NoHead):

@@ -1,17 +1,17 @@
-"""A probe of one model: random inputs, replacements beyond a horizon, and the comparison of outputs."""
+"""A probe of one model: random inputs, replacements beyond a horizon, the comparison of outputs, and the report."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zendaya.audit.report import AuditReport, Violation
 from zendaya.nn.model import Model
 from zendaya.runtime.engine import Engine
 from zendaya.schedule import Schedule
@@ -26,19 +26,55 @@ MORE = 5
 
 
 @dataclass(frozen=True)
-class Replacement:
-    """One replacement and the steps that it must not change."""
+class Violation:
+    """A step whose output changed with input beyond its horizon."""
 
     path: str
     variant: str
-    steps: Sequence[int]
-    """Steps compared, from 1."""
-    keep: int | Sequence[int]
-    """Source tokens kept: one number, or one per step."""
-    exact: bool = True
-    """Equal to the bit, or within TOLERANCE where the replacement changes shapes."""
-    locate: Callable[[int, int], int] | None = None
-    """Finds the source token that a step depends on, at or after an index; default: the first one replaced."""
+    step: int
+    source_index: int
+    """The first source token beyond the horizon that the step depends on."""
+    size: float
+    """Largest change of a logit; NaN where it became NaN, or where the change is not in a logit."""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        moved = "" if math.isnan(self.size) else f", logits moved by {self.size:.3g}"
+        what = f"{self.path}: step {self.step} depends on source token {self.source_index}, beyond its horizon"
+        return f"{what} (replaced by {self.variant}{moved}){': ' + self.detail if self.detail else ''}"
+
+
+@dataclass
+class AuditReport:
+    """The tests run and the violations found."""
+
+    schedule: str
+    seed: int
+    scale: str
+    window_tokens: int
+    """Source tokens of the windows tested, at most the model's own."""
+    steps: int
+    """Steps of the texts tested, at most the model's own."""
+    steps_tested: dict[str, int] = field(default_factory=dict)
+    """For each path, the number of steps tested at their own horizon."""
+    probes: int = 0
+    violations: list[Violation] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.violations
+
+    @property
+    def first(self) -> Violation | None:
+        """The earliest violation of the first path that has one."""
+        return self.violations[0] if self.violations else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; NaN becomes None."""
+        record = {**dataclasses.asdict(self), "passed": self.passed}
+        for violation in record["violations"]:
+            violation["size"] = violation["size"] if math.isfinite(violation["size"]) else None
+        return record
 
 
 @dataclass
@@ -95,14 +131,21 @@ class Probe:
         """Record a violation."""
         self.report.violations.append(Violation(path, variant, step, source_index, size, detail))
 
-    def compare(self, test: Replacement, base_NV: Tensor, probe_NV: Tensor) -> None:
-        """Record a violation at the first compared step where the probe's logits differ from the base's."""
+    def compare(
+        self, path: str, variant: str, steps: Sequence[int], keep: int | Sequence[int], base_NV: Tensor, probe_NV: Tensor, *,
+        exact: bool = True, locate: Callable[[int, int], int] | None = None,
+    ) -> None:  # fmt: skip
+        """Record a violation at the first of the steps (from 1) where the probe's logits differ from the base's.
+
+        `keep` is the number of source tokens kept, one or per step. Where not `exact`, a replacement changed shapes and TOLERANCE holds.
+        `locate` finds the source token that a step depends on, at or after an index; default: the first one replaced.
+        """
         self.report.probes += 1
-        for step in test.steps:
+        for step in steps:
             base_V, probe_V = base_NV[step - 1], probe_NV[step - 1]
             size = float((base_V - probe_V).abs().max())
-            if torch.equal(base_V, probe_V) if test.exact else size <= TOLERANCE * max(1.0, float(base_V.abs().max())):
+            if torch.equal(base_V, probe_V) if exact else size <= TOLERANCE * max(1.0, float(base_V.abs().max())):
                 continue
-            index = test.keep if isinstance(test.keep, int) else test.keep[step - 1]
-            self.add(test.path, test.variant, step, index if test.locate is None else test.locate(step, index), size=size)
+            index = keep if isinstance(keep, int) else keep[step - 1]
+            self.add(path, variant, step, index if locate is None else locate(step, index), size=size)
             return

@@ -1,12 +1,9 @@
-"""The audit from raw input: no token and no text depends on samples or frames that had not arrived (method.md §7).
-
-Everything after a moment t is replaced by other input, by nothing or by more. Every token that arrived by t, and every event written
-from those tokens, must be equal to the bit.
-"""
+"""The audit from raw input (method.md §7): when all input after a moment is replaced, tokens and text up to it stay equal to the bit."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,19 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from zendaya.encoders.base import Encoder, Tokens
+from zendaya.encoders.base import Encoder, FloatArray, Tokens
 from zendaya.encoders.registry import EncoderSpec
 from zendaya.errors import ConfigError, SourceError
 from zendaya.records import Event
 from zendaya.runtime.replay import replay
 from zendaya.runtime.session import Session
 from zendaya.schedule import Schedule
-from zendaya.sources.media import Frame, read_audio, read_video
+from zendaya.sources.media import SAMPLE_RATE, Frame, read_audio, read_video
 
 CHANGES = ("other", "noise", "silence", "nothing", "more", "broken")
 """Replacements of the input after t: altered, random, zero, absent, longer, unreadable (NaN, a frame without pixels)."""
-SAMPLE_RATE = 16_000
-
 Raw = npt.NDArray[np.floating[Any]] | Sequence[Frame]
 
 
@@ -98,17 +93,15 @@ def audit_encoder(
 ) -> RawAudit:  # fmt: skip
     """Audit an encoder on samples (at 16 kHz), feature rows or frames, at random moments and at arrivals themselves.
 
-    With `own`, each token counts as arrived at the end of its own 1/rate, whatever the encoder states, as if stored features were
-    replayed at their rate. That exposes an encoder that looks ahead.
+    With `own`, each token counts as arrived at the end of its own 1/rate, which exposes an encoder that looks ahead.
     """
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
     leaks, compared = [], 0
     for cut_s, change, got in trials:
         expected = int(np.searchsorted(trials.reference.arrival_s, cut_s, side="right"))
         compared += expected
-        if (leak := _compare(trials.reference, got, expected, cut_s, change, count=arrivals == "stated")) is not None:
-            leaks.append(leak)
-    return RawAudit(encoder.traits.name, len(trials.cuts_s), compared, tuple(leaks))
+        leaks.append(_compare(trials.reference, got, expected, cut_s, change, count=arrivals == "stated"))
+    return RawAudit(encoder.traits.name, len(trials.cuts_s), compared, tuple(leak for leak in leaks if leak is not None))
 
 
 def audit_to_text(
@@ -117,14 +110,13 @@ def audit_to_text(
 ) -> RawAudit:  # fmt: skip
     """Audit the whole path: raw input, encoder, live session, and the events written by each moment.
 
-    `open_session` opens the session, as in `lambda: model.open(PowerLaw(0.5))`; it has no clock, so that arrivals alone decide the
-    result. Tokens are pushed as they arrive, and the schedule changes at the moments of `turns`.
+    `open_session` opens a session without a clock, as `lambda: model.open(PowerLaw(0.5))`; its schedule changes at the moments of `turns`.
     """
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
 
     def written(tokens: Tokens, until_s: float) -> list[Event]:
-        played = replay(open_session(), tokens.values_TE, tokens.arrival_s, turns=turns, end_s=float(trials.ends_s[-1]), until_s=until_s)
-        return list(played)
+        end_s = float(trials.ends_s[-1])
+        return list(replay(open_session(), tokens.values_TE, tokens.arrival_s, turns=turns, end_s=end_s, until_s=until_s))
 
     reference = written(trials.reference, np.inf)
     leaks, compared = [], 0
@@ -148,16 +140,11 @@ class _Trials:
     ) -> None:
         if arrivals not in ("stated", "own"):
             raise ConfigError(f"audit: arrivals must be 'stated' or 'own': got {arrivals!r}")
-        self.encoder, self.raw, self.kind = encoder, raw, _kind(encoder, raw)
-        self.generator = np.random.default_rng(seed)
-        self.claim: Callable[[Tokens], Tokens] = _own(encoder) if arrivals == "own" else lambda tokens: tokens
-        # The end of the input is input too: tokens given because of it did not arrive by t.
-        self.finish = arrivals == "own"
-        self.ends_s = self.kind.ends_s(raw)
+        self.encoder, self.own, self.generator = encoder, arrivals == "own", np.random.default_rng(seed)
+        self.ends_s, self.longest, self.replaced = _pieces(encoder, raw)
         if self.ends_s.size < 2:
             raise SourceError(f"audit: expected at least two samples, rows or frames of input: got {self.ends_s.size}")
-        chunks = self.kind.chunks(raw, self.generator)
-        self.reference = self.claim(_gather(encoder, chunks, until_s=np.inf, finish=True, broken=False))
+        self.reference = self._encode(raw, until_s=np.inf, finish=True)
         self.cuts_s = sorted(self._draw(num_cuts) if cuts_s is None else map(float, cuts_s))
 
     def _draw(self, num_cuts: int) -> list[float]:
@@ -171,35 +158,25 @@ class _Trials:
         for cut_s in self.cuts_s:
             kept = int(np.searchsorted(self.ends_s, cut_s, side="right"))
             for change in CHANGES:
-                altered = self.kind.join(self.raw[:kept], self.kind.change(self.raw, kept, change, self.generator))
-                chunks = self.kind.chunks(altered, self.generator)
-                until_s = np.inf if self.finish else cut_s
-                yield (
-                    cut_s,
-                    change,
-                    self.claim(_gather(self.encoder, chunks, until_s=until_s, finish=self.finish, broken=change == "broken")),
-                )
+                altered, until_s = self.replaced(kept, change, self.generator), np.inf if self.own else cut_s
+                # The end of the input is input too: tokens given because of it did not arrive by t.
+                yield cut_s, change, self._encode(altered, until_s=until_s, finish=self.own, broken=change == "broken")
 
-
-def _own(encoder: Encoder[Any, Any]) -> Callable[[Tokens], Tokens]:
-    """Tokens as if each had arrived at the end of its own 1/rate."""
-    return lambda tokens: Tokens(tokens.values_TE, np.arange(1, len(tokens) + 1) / encoder.traits.tokens_per_s)
-
-
-def _gather(encoder: Encoder[Any, Any], chunks: Iterator[Any], *, until_s: float, finish: bool, broken: bool) -> Tokens:
-    """Tokens in order, up to the first that arrives after `until_s`; broken input may end in an error."""
-    parts, state = list[Tokens](), encoder.start()
-    try:
-        for chunk in chunks:
-            parts.append(encoder.read(state, chunk))
-            if len(parts[-1]) and parts[-1].arrival_s[-1] > until_s:
-                break
-        if finish:
-            parts.append(encoder.finish(state))
-    except SourceError:
-        if not broken:
-            raise
-    return Tokens.join(parts, encoder.traits.dim)
+    def _encode(self, raw: Any, *, until_s: float, finish: bool, broken: bool = False) -> Tokens:
+        """Tokens of input read in random chunks, up to the first that arrives after `until_s`; broken input may end in an error."""
+        parts, state, first = list[Tokens](), self.encoder.start(), 0
+        try:
+            while first < len(raw) and not (parts and len(parts[-1]) and parts[-1].arrival_s[-1] > until_s):
+                count = int(self.generator.integers(1, self.longest + 1))
+                parts.append(self.encoder.read(state, raw[first : first + count]))
+                first += count
+            if finish:
+                parts.append(self.encoder.finish(state))
+        except SourceError:
+            if not broken:
+                raise
+        tokens = Tokens.join(parts, self.encoder.traits.dim)
+        return Tokens(tokens.values_TE, np.arange(1, len(tokens) + 1) / self.encoder.traits.tokens_per_s) if self.own else tokens
 
 
 def _compare(reference: Tokens, got: Tokens, expected: int, cut_s: float, change: str, *, count: bool) -> RawLeak | None:
@@ -219,94 +196,47 @@ def _compare(reference: Tokens, got: Tokens, expected: int, cut_s: float, change
     return None
 
 
-# Kinds of raw input: when each piece ends, and its replacements.
-
-
-@dataclass(frozen=True)
-class _Arrays:
-    """Samples, or feature rows."""
-
-    ends: Callable[[int], npt.NDArray[np.float64]]
-    longest: int
-    """Longest chunk."""
-    extra: int
-    """Length that `more` adds."""
-
-    def ends_s(self, raw: Any) -> npt.NDArray[np.float64]:
-        return self.ends(len(raw))
-
-    def chunks(self, raw: Any, generator: np.random.Generator) -> Iterator[Any]:
-        return _cut(raw, self.longest, generator)
-
-    def join(self, before: Any, after: Any) -> Any:
-        return np.concatenate([before, after])
-
-    def change(self, raw: Any, kept: int, change: str, generator: np.random.Generator) -> Any:
-        rest = raw[kept:]
-        scale = float(np.abs(raw).max()) or 1.0
-
-        def noise(count: int) -> Any:
-            return generator.uniform(-scale, scale, (count, *raw.shape[1:])).astype(raw.dtype)
-
-        made: dict[str, Callable[[], Any]] = {
-            "other": lambda: rest[::-1] * raw.dtype.type(-0.5),
-            "noise": lambda: noise(len(rest)),
-            "silence": lambda: np.zeros_like(rest),
-            "nothing": lambda: rest[:0],
-            "more": lambda: np.concatenate([rest, noise(self.extra)]),
-            "broken": lambda: np.full_like(rest, np.nan),
-        }
-        return made[change]()
-
-
-class _Frames:
-    """Pictures."""
-
-    def ends_s(self, raw: Sequence[Frame]) -> npt.NDArray[np.float64]:
-        return np.array([frame.end_s for frame in raw])
-
-    def chunks(self, raw: Sequence[Frame], generator: np.random.Generator) -> Iterator[Any]:
-        return _cut(raw, 3, generator)
-
-    def join(self, before: Sequence[Frame], after: Sequence[Frame]) -> Sequence[Frame]:
-        return [*before, *after]
-
-    def change(self, raw: Sequence[Frame], kept: int, change: str, generator: np.random.Generator) -> Sequence[Frame]:
-        rest = raw[kept:]
-
-        def noise(frame: Frame) -> Frame:
-            return dataclasses.replace(frame, pixels=generator.integers(0, 256, frame.pixels.shape, np.uint8))
-
-        last = raw[-1]
-        later = [dataclasses.replace(last, time_s=last.time_s + i + 1, end_s=last.end_s + i + 1) for i in range(3)]
-        made: dict[str, Callable[[], Sequence[Frame]]] = {
-            "other": lambda: [dataclasses.replace(frame, pixels=255 - frame.pixels) for frame in rest],
-            "noise": lambda: [noise(frame) for frame in rest],
-            "silence": lambda: [dataclasses.replace(frame, pixels=np.zeros_like(frame.pixels)) for frame in rest],
-            "nothing": list,
-            "more": lambda: [*rest, *map(noise, later)],
-            "broken": lambda: [dataclasses.replace(frame, pixels=frame.pixels[:0]) for frame in rest],
-        }
-        return made[change]()
-
-
-def _cut(raw: Any, longest: int, generator: np.random.Generator) -> Iterator[Any]:
-    """The input in chunks of random length, on which the output must not depend."""
-    first = 0
-    while first < len(raw):
-        count = int(generator.integers(1, longest + 1))
-        yield raw[first : first + count]
-        first += count
-
-
-def _kind(encoder: Encoder[Any, Any], raw: Raw) -> Any:
+def _pieces(encoder: Encoder[Any, Any], raw: Any) -> tuple[FloatArray, int, Callable[[int, str, np.random.Generator], Any]]:
+    """When each piece of the input ends, its longest chunk, and a function that replaces all pieces from an index on."""
     modality = encoder.traits.modality
     if isinstance(raw, np.ndarray) and raw.ndim != {"audio": 1, "features": 2}.get(modality):
         raise ConfigError(f"audit: {encoder.traits.name} reads {modality}: got an array of shape {raw.shape}")
-    if modality == "video":
-        return _Frames()
-    if modality == "audio":
-        return _Arrays(lambda count: np.arange(1, count + 1) / SAMPLE_RATE, longest=SAMPLE_RATE, extra=2 * SAMPLE_RATE)
     if modality == "text":
         raise ConfigError(f"audit: {encoder.traits.name} reads text: expected an encoder of audio, video or features")
-    return _Arrays(lambda count: encoder.row_arrivals(0, count), longest=7, extra=5)
+    if modality == "video":
+        return np.array([frame.end_s for frame in raw]), 3, functools.partial(_replace_frames, raw)
+    if modality == "audio":
+        return np.arange(1, len(raw) + 1) / SAMPLE_RATE, SAMPLE_RATE, functools.partial(_replace_array, raw, 2 * SAMPLE_RATE)
+    return encoder.row_arrivals(0, len(raw)), 7, functools.partial(_replace_array, raw, 5)
+
+
+def _replace_array(raw: Any, extra: int, kept: int, change: str, generator: np.random.Generator) -> Any:
+    rest, scale = raw[kept:], float(np.abs(raw).max()) or 1.0
+
+    def noise(count: int) -> Any:
+        return generator.uniform(-scale, scale, (count, *raw.shape[1:])).astype(raw.dtype)
+
+    made: dict[str, Callable[[], Any]] = {
+        "other": lambda: rest[::-1] * raw.dtype.type(-0.5),
+        "noise": lambda: noise(len(rest)),
+        "silence": lambda: np.zeros_like(rest),
+        "nothing": lambda: rest[:0],
+        "more": lambda: np.concatenate([rest, noise(extra)]),
+        "broken": lambda: np.full_like(rest, np.nan),
+    }
+    return np.concatenate([raw[:kept], made[change]()])
+
+
+def _replace_frames(raw: Sequence[Frame], kept: int, change: str, generator: np.random.Generator) -> Sequence[Frame]:
+    def noise(pixels: Any) -> Any:
+        return generator.integers(0, 256, pixels.shape, np.uint8)
+
+    last, rest = raw[-1], raw[kept:]
+    if change == "more":
+        later = [Frame(noise(last.pixels), last.time_s + i + 1, last.end_s + i + 1) for i in range(3)]
+        return [*raw, *later]
+    made: dict[str, Callable[[Any], Any]] = {
+        "other": lambda pixels: 255 - pixels, "noise": noise, "silence": np.zeros_like, "broken": lambda pixels: pixels[:0],
+    }  # fmt: skip
+    changed = [] if change == "nothing" else [dataclasses.replace(frame, pixels=made[change](frame.pixels)) for frame in rest]
+    return [*raw[:kept], *changed]

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import zendaya
+from zendaya.cli.output import INTERRUPTED, say
 from zendaya.errors import ZendayaError
 
 COMMANDS = {
@@ -72,34 +73,27 @@ def _top(context: typer.Context, version: Annotated[bool, typer.Option("--versio
 
 def main() -> None:
     """Run the command; every expected failure ends in one line, without a traceback."""
+    status = 2
     try:
         status = app(standalone_mode=False)
         sys.stdout.flush()
     except ZendayaError as error:
-        status = _complain(str(error))
+        say(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        status = _complain("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output has gone
-        _close_stdout()
-        status = 0
+        say("interrupted")
+        status = INTERRUPTED
     except OSError as error:
-        _close_stdout()
-        status = _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+        # Output that could not be written is given up: Python would try, and complain, again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader of our output has gone
+            status = 0
+        else:
+            say(f"{error.filename or 'output'}: {error.strerror or error}")
     except MemoryError:
-        status = _complain("not enough memory for this: ask for less at a time")
+        say("not enough memory for this: ask for less at a time")
     except Exception as error:
         # A usage error of click's, which typer carries inside itself or beside it, depending on its version.
         if not hasattr(error, "format_message"):
             raise
-        status = _complain(error.format_message())
+        say(error.format_message())
     sys.exit(status)
-
-
-def _close_stdout() -> None:
-    """Give up the output that could not be written; Python would try, and complain, again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _complain(message: str, status: int = 2) -> int:
-    print(f"zendaya: {' '.join(message.split())}", file=sys.stderr)
-    return status

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import zendaya
-from zendaya.cli.options import check_exists, command
+from zendaya.cli.options import check_exists, check_model, command
 from zendaya.errors import ConfigError
 from zendaya.records import option
 from zendaya.runtime.policies import Policy, parse_policy
@@ -27,7 +27,7 @@ SCHEDULE = "A schedule, as 0.3, gamma=1,head=2, wait-k=10,stride=2, full"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """What is audited, and how closely."""
+    """Options of an audit of a decoder."""
 
     random: bool = option(False, "Audit random weights instead, of every preset or of those named.")
     presets: tuple[str, ...] = option((), "With --random: a preset; may be repeated.", name="--preset")
@@ -64,25 +64,26 @@ def audit(
     """
     if (checkpoint is None) == (not options.random):
         raise ConfigError("give either a checkpoint or --random, one of the two")
-    passed = True
-    for name, model in _models(checkpoint, options):
-        for words, engine, report in _reports(name, model, options):
-            passed = passed and report.passed
-            _print(words, engine, report, as_json)
-    if not passed:
-        raise typer.Exit(1)
-
-
-def _models(checkpoint: str | None, options: AuditOptions) -> Iterator[tuple[str, Model]]:
+    check_model(checkpoint)
     from zendaya.nn.model import Model
     from zendaya.nn.presets import presets
     from zendaya.runtime.loading import load_model
 
-    if checkpoint is not None:
-        yield checkpoint, load_model(checkpoint)
-        return
-    for name in options.presets or (["tiny"] if options.plant else presets()):
-        yield name, Model.from_preset(name, seed=options.seed)
+    names = options.presets or (["tiny"] if options.plant else presets()) if checkpoint is None else [checkpoint]
+    passed = list[bool]()
+    for name in names:
+        model = Model.from_preset(name, seed=options.seed) if checkpoint is None else load_model(checkpoint)
+        for words, engine, report in _reports(name, model, options):
+            passed.append(report.passed)
+            if as_json:
+                print(json.dumps({"version": zendaya.__version__, "model": words, "engine": engine, **report.to_dict()}), flush=True)
+                continue
+            size = f"{report.window_tokens} source tokens by {report.steps} steps"
+            steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
+            print(f"{'ok  ' if report.passed else 'LEAK'} {words} {report.schedule}: {report.probes} probes of {size}")
+            print(f"     steps tested: {steps}", *([] if report.first is None else [f"     {report.first}"]), sep="\n", flush=True)
+    if not all(passed):
+        raise typer.Exit(1)
 
 
 def _reports(name: str, model: Model, options: AuditOptions) -> Iterator[tuple[str, str, AuditReport]]:
@@ -107,27 +108,13 @@ def _reports(name: str, model: Model, options: AuditOptions) -> Iterator[tuple[s
         yield name, engine_name(model, options.engine, options.precision), report
 
 
-def _print(name: str, engine: str, report: AuditReport, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"version": zendaya.__version__, "model": name, "engine": engine, **report.to_dict()}), flush=True)
-        return
-    steps = "; ".join(f"{path} {count}" for path, count in report.steps_tested.items())
-    size = f"{report.window_tokens} source tokens by {report.steps} steps"
-    print(f"{'ok  ' if report.passed else 'LEAK'} {name} {report.schedule}: {report.probes} probes of {size}", flush=True)
-    print(f"     steps tested: {steps}", flush=True)
-    if report.first is not None:
-        print(f"     {report.first}", flush=True)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RawAuditOptions:
-    """How an encoder and a decoder are audited from raw input to text."""
+    """Options of an audit from raw input to text."""
 
     model: str | None = option(None, "A checkpoint folder or hub id; random weights if not given.")
     schedule: Schedule | Policy = option(PowerLaw(1.0), f"{SCHEDULE}, alignatt=4.", parse=parse_policy)
-    arrivals: Literal["stated", "own"] = option(
-        "stated", "stated: when the encoder says a token arrives; own: at the end of the token's own place in time."
-    )
+    arrivals: Literal["stated", "own"] = option("stated", "Arrival of a token: stated by the encoder, or the end of its own 1/rate.")
     cuts: int = option(4, "Moments at which the future is replaced.", min=1)
     seconds: float = option(30.0, "How much of the recording is used.", min=0.1)
     seed: int = option(0, "Seed of weights, moments and changes.", min=0, max=2**63 - 1)
@@ -178,7 +165,6 @@ def _model_for(encoder: str, dim: int, options: RawAuditOptions) -> Model:
         return Model.from_preset("tiny", seed=options.seed, decoder=shape)
     model = load_model(options.model)
     if model.config.decoder.source_dim != dim:
-        raise ConfigError(
-            f"{options.model} reads {model.config.decoder.source_dim} features per token, {encoder} gives {dim}: they do not fit"
-        )
+        reads = f"{options.model} reads {model.config.decoder.source_dim} features per token"
+        raise ConfigError(f"{reads}, {encoder} gives {dim}: they do not fit")
     return model

@@ -1,6 +1,4 @@
-"""The demo. In a terminal: the dial drawn, a recording captioned under it as it plays, and the whole way from samples to text audited.
-On a page: a server that captions the same recording once, says where its page is, and goes on serving.
-"""
+"""`zendaya demo`: the dial drawn, a recording captioned as it plays, and the decoder audited; or a server with the web page."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -23,15 +21,16 @@ from zendaya.audit.leaks import LEAKS
 from zendaya.audit.raw import audit_to_text
 from zendaya.cli.terminal import Screen
 from zendaya.cli.terminal import caption as caption_on
-from zendaya.encoders.base import Encoder
 from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.nn.model import Model
 from zendaya.records import Event
 from zendaya.research.report import dial as report
+from zendaya.runtime.loading import Adapted, load_adapted
 from zendaya.runtime.options import DecodeOptions
 from zendaya.runtime.pipeline import Pipeline
 from zendaya.schedule import PowerLaw
 from zendaya.sources.live import Clock, at_once, paced
+from zendaya.sources.media import SAMPLE_RATE, Samples, read_audio
 
 GAMMAS = (0.0, 0.3, 1.0)
 PORT = 8765
@@ -42,21 +41,19 @@ CHUNK = 1280
 
 
 @dataclass(frozen=True)
-class _Stream:
-    """Something to decode: what it is, its raw input in chunks, and the encoder and model that take it."""
+class _Sample:
+    """A real recording in chunks, and Whisper tiny.en adapted to the dial."""
 
-    what: str
-    raw: Any
-    chunks: list[Any]
-    length_s: float
-    encoder: Encoder[Any, Any]
-    model: Model
-    window_tokens: int
-    """W: a constant, not the recording's own length, which is future information."""
+    chunks: list[Samples]
+    adapted: Adapted
+
+    @property
+    def length_s(self) -> float:
+        return sum(chunk.size for chunk in self.chunks) / SAMPLE_RATE
 
     def open(self, gamma: float, clock: Clock | None = None) -> Pipeline:
-        options = DecodeOptions(schedule=PowerLaw(gamma), window_tokens=self.window_tokens, engine="torch")
-        return Pipeline.open(self.model, self.encoder, options, clock=clock)
+        options = DecodeOptions(schedule=PowerLaw(gamma), engine="torch")
+        return Pipeline.open(self.adapted.model, self.adapted.encoder, options, clock=clock)
 
 
 def run(console: Console) -> None:
@@ -69,38 +66,38 @@ def run(console: Console) -> None:
         f"\n   γ = {schedule.gamma} reads {ours.exposure:.1%} of the source on average "
         f"(limit 1/(1+γ) = {ours.exposure_limit:.1%}) and starts after {ours.first_token} of 100 tokens.\n"
     )
-    source = _speech()
-    console.print(f"[bold]2. A stream[/]: {source.what}\n")
+    recording = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
+    source = _Sample([chunk.samples for chunk in read_audio(recording)], load_adapted())
+    block_s = source.adapted.encoder.block / source.adapted.encoder.traits.tokens_per_s
+    what = f"speech, heard by Whisper tiny.en in blocks of {block_s:g} s and written on the dial, both adapted to it"
+    console.print(f"[bold]2. A stream[/]: {what}\n")
     if sys.stdin.isatty() and sys.stdout.isatty():
         console.print("   Keys: [bold]\\[[/] and [bold]][/] turn the dial while it plays, [bold]q[/] goes on to the audit.\n")
-        _play(console, source, 0.5)
+        _caption(console, source, 0.5, live=True)
     else:
         for gamma in GAMMAS:
-            _caption(console, source, gamma)
+            _caption(console, source, gamma, live=False)
     console.print("[bold]3. The audit[/]: everything beyond each horizon replaced by other values, huge ones, NaN, nothing, more\n")
-    found = audit(source.model, schedule, cuts=2, max_source=60, max_steps=16)
+    found = audit(source.adapted.model, schedule, cuts=2, max_source=60, max_steps=16)
     assert found.passed, found.first
     console.print(f"   [green]no leak[/] in the decoder: {found.probes} probes on {len(found.steps_tested)} paths")
-    through = audit_to_text(source.encoder, source.raw, lambda: source.open(1.0).session, num_cuts=2)
+    samples = np.concatenate(source.chunks)
+    through = audit_to_text(source.adapted.encoder, samples, lambda: source.open(1.0).session, num_cuts=2)
     assert through.clean, str(through)
     console.print(f"   [green]no leak[/] from raw input to text: {through.num_compared} written tokens compared under another future")
     planted = LEAKS["softmax"].audit(Model.from_preset("tiny"), cuts=2)
     console.print(f"   a leak planted on purpose is found: {planted.first}\n")
-    console.print(
-        "Caption your own: .venv/bin/zendaya stream FILE; listen: .venv/bin/zendaya stream --mic; audit: .venv/bin/zendaya audit FOLDER"
-    )
+    zendaya = ".venv/bin/zendaya"
+    console.print(f"Caption your own: {zendaya} stream FILE; listen: {zendaya} stream --mic; audit: {zendaya} audit FOLDER")
 
 
 def serve(console: Console) -> None:
     """Serve the page and caption the sample through it; in a terminal until Ctrl-C, elsewhere that once."""
-    from zendaya.serve.app import make_app
+    from zendaya.serve.app import Listener, make_app
     from zendaya.serve.client import Client
-    from zendaya.serve.config import ServeConfig
+    from zendaya.serve.config import ServeConfig, bind
     from zendaya.serve.intake import load_served
-    from zendaya.serve.listening import bind
     from zendaya.serve.page import find_sample
-    from zendaya.serve.run import Listener
-    from zendaya.sources.media import read_audio
 
     served = load_served("tiny.en-dial")
     stays = sys.stdin.isatty() and sys.stdout.isatty()
@@ -116,8 +113,7 @@ def serve(console: Console) -> None:
     try:
         while not listener.started and thread.is_alive():
             time.sleep(0.01)
-        sample = find_sample()
-        if sample is not None:
+        if (sample := find_sample()) is not None:
             samples = np.concatenate([chunk.samples for chunk in read_audio(sample)])
             console.print("The sample, heard by the server and written at γ = 0.5:\n")
             with Client(f"ws://{address}", gamma=0.5) as client:
@@ -133,9 +129,8 @@ def serve(console: Console) -> None:
             console.print("\n")
         console.print(f"The page: http://{address}", markup=False)
         if stays:
-            console.print(
-                "Open it, choose Sample, Microphone or a file, and turn the dial. Ctrl-C ends it; DEMO=terminal make demo stays here."
-            )
+            choices = "Open it, choose Sample, Microphone or a file, and turn the dial"
+            console.print(f"{choices}. Ctrl-C ends it; DEMO=terminal make demo stays here.")
             thread.join()
         else:
             console.print("Not in a terminal, so this ends here: `zendaya serve` serves it for good.", markup=False)
@@ -146,45 +141,23 @@ def serve(console: Console) -> None:
         thread.join(10)
 
 
-def _play(console: Console, source: _Stream, gamma: float) -> None:
-    """The source at its own speed, with keys, as `zendaya stream` runs it."""
-    clock, events = Clock(), list[Event]()
-    pipeline = source.open(gamma, clock=clock)
-    clock.begin()
-    ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
-    arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
-    caption_on(arrivals, pipeline, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=events.append)
-    _say_lag(console, source, events)
-
-
-def _caption(console: Console, source: _Stream, gamma: float) -> None:
-    """The source as fast as it goes."""
-    console.print(f"   γ = {gamma:<4}", end="")
-    events = list(source.open(gamma).run(at_once(source.chunks)))
-    console.print("".join(event.text for event in events), markup=False)
-    _say_lag(console, source, events)
-
-
-def _say_lag(console: Console, source: _Stream, events: list[Event]) -> None:
-    written = [event for event in events if event.text]
-    if written:
+def _caption(console: Console, source: _Sample, gamma: float, *, live: bool) -> None:
+    """Caption the source at its own speed, with keys, as `zendaya stream` does; or as fast as possible."""
+    events = list[Event]()
+    if live:
+        clock = Clock()
+        pipeline = source.open(gamma, clock=clock)
+        clock.begin()
+        ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
+        arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
+        caption_on(arrivals, pipeline, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=events.append)
+    else:
+        console.print(f"   γ = {gamma:<4}", end="")
+        events += source.open(gamma).run(at_once(source.chunks))
+        console.print("".join(event.text for event in events), markup=False)
+    if written := [event for event in events if event.text]:
         lag_s, first_s = np.mean([event.policy_lag_s + event.compute_lag_s for event in written]), written[0].emission_s
         console.print(f"            first word {first_s:.1f} s into {source.length_s:.1f} s, each some {lag_s:.1f} s after it was said\n")
-
-
-def _speech() -> _Stream:
-    """Whisper tiny.en, adapted to the dial, on a real recording."""
-    from zendaya.runtime.loading import load_adapted
-    from zendaya.sources.media import SAMPLE_RATE, read_audio
-
-    adapted = load_adapted()
-    chunks = [chunk.samples for chunk in read_audio(Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav")]
-    samples, block_s = np.concatenate(chunks), adapted.encoder.block / adapted.encoder.traits.tokens_per_s
-    return _Stream(
-        what=f"speech, heard by Whisper tiny.en in blocks of {block_s:g} s and written on the dial, both adapted to it",
-        raw=samples, chunks=chunks, length_s=samples.size / SAMPLE_RATE, encoder=adapted.encoder, model=adapted.model,
-        window_tokens=adapted.model.config.window_tokens,
-    )  # fmt: skip
 
 
 def demo(page: Annotated[bool, typer.Option("--page", help="Serve the web page, after it has captioned the sample.")] = False) -> None:

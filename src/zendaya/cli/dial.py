@@ -10,12 +10,16 @@ from typing import Annotated
 import typer
 
 import zendaya
-from zendaya.cli.output import print_table
+from zendaya.cli.output import number, print_table
 from zendaya.errors import ScheduleError
 from zendaya.schedule import PowerLaw, Rounding
 
-HEAD_LIMIT = "ηx + x^(1+γ)/(1+γ) + 1 − x"
-"""The limit of the exposure with a head start (method.md §8)."""
+_FACTS = (
+    ("first token reads (Ω₁)", "first_token", 0), ("buffer B", "buffer", 0), ("mean exposure, exact", "exposure", 4),
+    ("mean exposure, limit 1/(1+γ)", "exposure_limit", 4), ("average lagging", "average_lagging", 2),
+    ("average proportion", "average_proportion", 4), ("differentiable AL", "differentiable_average_lagging", 2),
+)  # fmt: skip
+"""Rows of the table: name, attribute and digits."""
 
 
 def dial(
@@ -24,14 +28,19 @@ def dial(
     steps: Annotated[int, typer.Option(help="N, decode steps.")] = 165,
     head: Annotated[int, typer.Option(help="Head start: source tokens that every step reads beyond its share.")] = 0,
     budget: Annotated[int | None, typer.Option(help="Solve for gamma: source tokens the first step should read.")] = None,
-    rounding: Annotated[str, typer.Option(help="ceil (the theorem's form) or floor.")] = "ceil",
+    rounding: Annotated[Rounding, typer.Option(help="ceil (the theorem's form) or floor.")] = "ceil",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Also draw the curve to FILE (.png, .svg, .pdf).")] = None,
 ) -> None:
     """Show what a setting of the dial reads: the horizon curve, exposure, buffer and lag, beside wait-k at the same lag."""
     from zendaya.research.report import dial as report
 
-    schedule = _dial_schedule(gamma, head, budget, source, steps, rounding)
+    if (gamma is None) == (budget is None):
+        raise ScheduleError("give either --gamma or --budget, one of the two")
+    if gamma is not None:
+        schedule = PowerLaw(gamma, rounding, head)
+    else:
+        schedule = PowerLaw.for_budget(first=budget or 0, source=source, steps=steps, rounding=rounding, head=head)
     ours, rival = report.dial_beside_wait_k(schedule, source=source, steps=steps)
     curves = {ours.schedule: ours.horizons, rival.schedule: rival.horizons}
     if plot is not None:
@@ -46,33 +55,12 @@ def dial(
     print(f"F = {source} source tokens, N = {steps} steps, ρ = F/N = {source / steps:.3g}\n")
     print(report.draw_curves(curves, top=source), end="\n\n")
     rows = [["", ours.schedule, f"{rival.schedule.split(',')[0]} (nearest lag)"]]
-    for name, attribute, digits in (
-        ("first token reads (Ω₁)", "first_token", 0),
-        ("buffer B", "buffer", 0),
-        ("mean exposure, exact", "exposure", 4),
-        (f"mean exposure, limit {HEAD_LIMIT if head else '1/(1+γ)'}", "exposure_limit", 4),
-        ("average lagging", "average_lagging", 2),
-        ("average proportion", "average_proportion", 4),
-        ("differentiable AL", "differentiable_average_lagging", 2),
-    ):
-        rows.append([name, *(_number(getattr(facts, attribute), digits) for facts in (ours, rival))])
+    for name, attribute, digits in _FACTS:
+        shown = name.replace("1/(1+γ)", "ηx + x^(1+γ)/(1+γ) + 1 − x") if head else name  # method.md §8
+        rows.append([shown, *(number(getattr(facts, attribute), f".{digits}f") for facts in (ours, rival))])
     print_table(rows)
     if head:
         print(f"\nh = {head}, η = min(1, h/F) = {min(1, head / source):.3g}, x = (1−η)^(1/γ)")
-
-
-def _dial_schedule(gamma: float | None, head: int, budget: int | None, source: int, steps: int, rounding: str) -> PowerLaw:
-    if (gamma is None) == (budget is None):
-        raise ScheduleError("give either --gamma or --budget, one of the two")
-    rounding_: Rounding = rounding  # type: ignore[assignment]  # PowerLaw checks it
-    if budget is not None:
-        return PowerLaw.for_budget(first=budget, source=source, steps=steps, rounding=rounding_, head=head)
-    assert gamma is not None
-    return PowerLaw(gamma, rounding_, head)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def presets() -> None:

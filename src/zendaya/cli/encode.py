@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,6 @@ from zendaya.cli.options import Corpus, Json, check_exists, command
 from zendaya.cli.output import INTERRUPTED, ProgressBar, say
 from zendaya.data.corpora.registry import get
 from zendaya.data.features.options import EncodeOptions
-from zendaya.records import Progress
-
-if TYPE_CHECKING:
-    from zendaya.data.features.encode import Summary
 
 ENCODERS = ", ".join(plugins.available("encoders"))
 
@@ -35,39 +31,27 @@ def encode(
     get(corpus)
     check_exists(path, f"the corpus {corpus}")
     from zendaya.data.features.encode import encode_corpus
-
-    last = Progress(0, 0)
-    with ProgressBar() as bar:
-
-        def show(progress: Progress) -> None:
-            nonlocal last
-            last = progress
-            bar.show(progress)
-
-        try:
-            summary = encode_corpus(corpus, path, out, encoder=encoder, options=options, report=show)
-        except KeyboardInterrupt:
-            kept = f"{last.done} of {last.total} clips are in {out}" if last.total else "nothing was encoded yet"
-            say(f"stopped: {kept}; run the same command again to go on")
-            raise typer.Exit(INTERRUPTED) from None
-    print(json.dumps(dataclasses.asdict(summary)) if as_json else _text(summary, path))
-
-
-def _text(summary: Summary, path: Path) -> str:
     from zendaya.data.features.store import PROBLEMS
 
+    with ProgressBar() as bar:
+        try:
+            summary = encode_corpus(corpus, path, out, encoder=encoder, options=options, report=bar.show)
+        except KeyboardInterrupt:
+            last = bar.last
+            kept = f"{last.done} of {last.total} clips are in {out}" if last is not None and last.total else "nothing was encoded yet"
+            say(f"stopped: {kept}; run the same command again to go on")
+            raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary)))
+        return
     before = f", {summary.num_resumed} of them before this run" if summary.num_resumed else ""
-    lines = [
-        f"{summary.store}: {summary.num_encoded} of {summary.num_clips} clips{before}: "
-        f"{summary.num_tokens} tokens, {summary.num_bytes / 1e6:.1f} MB, {summary.seconds:.1f} s",
-        f"encoder  {summary.signature['encoder']}, {summary.signature['dim']} features in {summary.signature['dtype']}",
-    ]
+    size = f"{summary.num_tokens} tokens, {summary.num_bytes / 1e6:.1f} MB, {summary.seconds:.1f} s"
+    print(f"{summary.store}: {summary.num_encoded} of {summary.num_clips} clips{before}: {size}")
+    print(f"encoder  {summary.signature['encoder']}, {summary.signature['dim']} features in {summary.signature['dtype']}")
     if summary.verified:
-        lines.append("verified  all of the store matches its checksums")
+        print("verified  all of the store matches its checksums")
     for kind, number in summary.problems.items():
-        lines.append(f"{kind} × {number}: see {Path(summary.store) / PROBLEMS}")
+        print(f"{kind} × {number}: see {Path(summary.store) / PROBLEMS}")
     if summary.corpus_problems:
-        lines.append(
-            f"the published files have {summary.corpus_problems} problems: see zendaya corpora check {summary.signature['corpus']} {path}"
-        )
-    return "\n".join(lines)
+        check = f"zendaya corpora check {summary.signature['corpus']} {path}"
+        print(f"the published files have {summary.corpus_problems} problems: see {check}")

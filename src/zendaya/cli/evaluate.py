@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from zendaya.cli.options import Corpus, Force, Json, check_exists, command
-from zendaya.cli.output import ProgressBar, print_table, say
+from zendaya.cli.options import Corpus, Force, Json, check_exists, check_model, command
+from zendaya.cli.output import ProgressBar, number, print_table, say
 from zendaya.data.corpora.registry import get
 from zendaya.errors import ConfigError
 from zendaya.evaluation.metrics.quality import Normalise
@@ -24,9 +24,11 @@ from zendaya.evaluation.options import EvalOptions
 from zendaya.records import listed, option
 from zendaya.runtime.policies import parse_policy
 
-_SECONDS = {
-    "AL": "average_lagging", "LAAL": "length_adaptive_average_lagging", "DAL": "differentiable_average_lagging", "first": "first_token"
+_LAGS = {
+    "AL": "average_lagging", "LAAL": "length_adaptive_average_lagging", "AP": "average_proportion",
+    "DAL": "differentiable_average_lagging", "first": "first_token",
 }  # fmt: skip
+_CLOCKS = {"s": "latency_s", "ca": "latency_computing_s"}
 _HELP = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(EvalOptions)}
 _Traces = Annotated[Path, typer.Argument(help=f"A {TRACES}, or the folder it lies in.")]
 
@@ -36,9 +38,7 @@ def evaluate(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder or hub id.")],
     corpus: Corpus,
     options: EvalOptions,
-    path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="Folder or file of the corpus as published; under $ZENDAYA_DATA if not given.")
-    ] = None,
+    path: Annotated[Path | None, typer.Argument(metavar="PATH", help="The corpus as published; default: under $ZENDAYA_DATA.")] = None,
     as_json: Json = False,
 ) -> None:
     """Decode a split of a corpus as its source arrives; score quality, lag, exposure and stability.
@@ -46,7 +46,15 @@ def evaluate(
     Prints one row per schedule, and writes the traces and scores.
     """
     get(corpus)
-    path, out = path or _folder(corpus), Path(options.out or Path("evaluated") / f"{corpus}-{options.split}")
+    check_model(checkpoint)
+    out = Path(options.out or Path("evaluated") / f"{corpus}-{options.split}")
+    if path is None:
+        from zendaya.research.recipes import data_folder, recipe, recipes
+
+        known = [config for config in map(recipe, recipes()) if getattr(config, "corpus", "") == corpus]
+        if not known or "ZENDAYA_DATA" not in os.environ:
+            raise ConfigError(f"the corpus {corpus} needs its folder or file: give PATH" + (", or set ZENDAYA_DATA" if known else ""))
+        path = data_folder(known[0], None)
     check_exists(path, f"the corpus {corpus}")
     check_exists(options.store, "a feature store (zendaya encode makes one)")
     from zendaya.evaluation.corpus import evaluate_corpus
@@ -67,17 +75,6 @@ def evaluate(
         print(f"{found.num_without_reference} clips have no reference and are left out: see {path}")
     if found.num_left_out:
         print(f"{found.num_left_out} clips could not be encoded and are left out: see problems.jsonl in {options.store or 'the store'}")
-
-
-def _folder(corpus: str) -> Path:
-    """Where the recipes look for a corpus."""
-    from zendaya.research.recipes import data_folder, recipe, recipes
-
-    get(corpus)
-    known = [config for config in map(recipe, recipes()) if getattr(config, "corpus", "") == corpus]
-    if not known or "ZENDAYA_DATA" not in os.environ:
-        raise ConfigError(f"the corpus {corpus} needs its folder or file: give PATH" + (", or set ZENDAYA_DATA" if known else ""))
-    return data_folder(known[0], None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,64 +147,34 @@ def compare(a: _Traces, b: _Traces, options: CompareOptions, as_json: Json = Fal
 
 
 def _print_table(scores: Sequence[Scores], record: dict[str, Any]) -> None:
-    timed = any(one.latency_s is not None for one in scores)
-    computing = any(one.latency_computing_s is not None for one in scores)
-    names = [quality.name for quality in scores[0].quality]
-    lags = [
-        "AL",
-        "LAAL",
-        "AP",
-        "DAL",
-        "first",
-        *(f"{name} s" for name in _SECONDS if timed),
-        *(f"{name} ca" for name in _SECONDS if computing),
-    ]
-    costs = ["rows", "revised", "NE"] if any(parse_policy(one.schedule).decides_while_reading for one in scores) else []
+    clocks = {unit: name for unit, name in _CLOCKS.items() if any(getattr(one, name) is not None for one in scores)}
+    policies = [parse_policy(one.schedule).decides_while_reading for one in scores]
     differing = [name for name in ("num_clips", "scale") if len({getattr(one, name) for one in scores}) > 1]  # then each row says its own
-    rows = [
-        ["schedule", *(name.removeprefix("num_") for name in differing), *names, *lags, "Ē", "Ē plan", "1/(1+γ)", *costs],
-        *(
-            [
-                one.schedule,
-                *(str(getattr(one, name)) for name in differing),
-                *_cells(one, timed, computing),
-                *(_costs(one) if costs else []),
-            ]
-            for one in scores
-        ),
-    ]
     shared = {"num_clips": f"{scores[0].num_clips} clips", "scale": f"scale {scores[0].scale}"}
     head = ", ".join(words for name, words in shared.items() if name not in differing) or "clips and scale by row"
-    print(f"{head}; lag in source tokens{' and seconds' if timed else ''}\n")
-    print_table(rows)
-    print()
-    for row in record["scores"]:
-        print(row["signature"])
+    print(f"{head}; lag in source tokens{' and seconds' if 's' in clocks else ''}\n")
+    columns = {"schedule": [one.schedule for one in scores]}
+    columns |= {name.removeprefix("num_"): [str(getattr(one, name)) for one in scores] for name in differing}
+    columns |= {first.name: [f"{one.quality[place].value:.2f}" for one in scores] for place, first in enumerate(scores[0].quality)}
+    for name, lag in _LAGS.items():
+        columns[name] = [number(getattr(one.latency_tokens, lag), ".3f" if name == "AP" else ".2f") for one in scores]
+    for unit, clock in clocks.items():
+        for name, lag in _LAGS.items():
+            if name != "AP":
+                columns[f"{name} {unit}"] = [number(getattr(getattr(one, clock), lag, None), ".2f") for one in scores]
+    columns["Ē"] = [f"{one.exposure:.4f}" for one in scores]
+    columns["Ē plan"] = [number(None if policy else one.exposure_planned, ".4f") for one, policy in zip(scores, policies, strict=True)]
+    columns["1/(1+γ)"] = [number(one.exposure_limit, ".4f") for one in scores]
+    if any(policies):
+        columns["rows"] = [number(one.decoder_rows, ".1f") for one in scores]
+        columns["revised"] = [number(one.revised, ".1f") for one in scores]
+        columns["NE"] = [number(one.normalised_erasure, ".2f") for one in scores]
+    print_table([list(columns), *zip(*columns.values(), strict=True)])
+    print("", *(row["signature"] for row in record["scores"]), sep="\n")
     for quality in scores[0].quality:
         print(f"{quality.name}: {quality.signature}")
-    if computing:
+    if "ca" in clocks:
         print("ca: seconds with the time of decoding; encoding was done before")
-    if costs:
-        print(
-            "rows: decoder rows per clip; revised: tokens decoded and not written that the next decode changed; "
-            "NE: normalised erasure, revised per token written"
-        )
-
-
-def _cells(one: Scores, timed: bool, computing: bool) -> list[str]:
-    tokens = one.latency_tokens
-    cells = [f"{quality.value:.2f}" for quality in one.quality]
-    cells += [f"{tokens.average_lagging:.2f}", f"{tokens.length_adaptive_average_lagging:.2f}", f"{tokens.average_proportion:.3f}"]
-    cells += [f"{tokens.differentiable_average_lagging:.2f}", f"{tokens.first_token:.2f}"]
-    for wanted, clock in ((timed, one.latency_s), (computing, one.latency_computing_s)):
-        if wanted:
-            cells += ["–" if clock is None else f"{getattr(clock, name):.2f}" for name in _SECONDS.values()]
-    limit = "–" if one.exposure_limit is None else f"{one.exposure_limit:.4f}"
-    planned = "–" if parse_policy(one.schedule).decides_while_reading else f"{one.exposure_planned:.4f}"
-    return [*cells, f"{one.exposure:.4f}", planned, limit]
-
-
-def _costs(one: Scores) -> list[str]:
-    """What the decoder was made to do, beside the steps it wrote."""
-    counts = ["–" if value is None else f"{value:.1f}" for value in (one.decoder_rows, one.revised)]
-    return [*counts, "–" if one.normalised_erasure is None else f"{one.normalised_erasure:.2f}"]
+    if any(policies):
+        print("rows: decoder rows per clip; revised: tokens decoded and not written that the next decode changed; ", end="")
+        print("NE: normalised erasure, revised per token written")

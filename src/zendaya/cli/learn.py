@@ -1,11 +1,11 @@
-"""`zendaya learn-gamma`."""
+"""`zendaya learn-gamma`: train a head that chooses γ for each window."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,11 +41,7 @@ def learn_gamma(
     record = json.loads((out / learned.GAMMA).read_bytes())
     if as_json:
         print(json.dumps({**record, "folder": str(out)}))
-    else:
-        _print(record, out, seed)
-
-
-def _print(record: dict[str, Any], out: Path, seed: int) -> None:
+        return
     valid = record["valid"]
     chosen = ", ".join(f"{gamma} {share:.0%}" for gamma, share in record["chosen"].items() if share >= 0.005)
     print(f"{out / 'best'}: budget {record['budget']:.3f} of the source, price {record['price']:.4g} nats per step, seed {seed}")

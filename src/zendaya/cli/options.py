@@ -1,20 +1,15 @@
 """Commands made from option records, and the options that several commands share.
 
-A command function takes a few positional arguments and frozen dataclass records:
-
-    @command
-    def encode(corpus: Corpus, path: Path, options: EncodeOptions, as_json: Json = False) -> None: ...
-
-Each field of a record that was made by `records.option(default, help)` becomes one option. Its name is the field's (`batch_tokens` is
-`--batch-tokens`), its type and default are the field's, and so are its checks: the record is made, and may refuse, before the command
-runs. A sequence is an option that may be repeated; a `Literal` lists its choices; `str | Path` is a path; a field whose type is a record
-with options stands for those. Fields without `option` keep their defaults. Details of `option` beside the help:
+A command is a function of arguments and of frozen records, as `encode(corpus: Corpus, path: Path, options: EncodeOptions)`.
+Each field made by `records.option(default, help)` is one option: `batch_tokens` is `--batch-tokens`, with the field's type and default.
+A sequence may be repeated, a `Literal` lists its choices, `str | Path` is a path, and a nested record stands for its own options.
+Fields without `option` keep their defaults. Details of `option` beside the help:
 
 - `name`: another name, as `--json`, `--realtime/--fast`, or several, as `--metrics --metric`
 - `parse`: a function that reads the typed text; `each`: one that reads each text of a repeated option
 - `min`, `max`, `metavar`, `envvar`: typer's
 
-Records know nothing of typer, and a record's module imports no torch, so that a mistake is told at once.
+A record's module imports neither typer nor torch, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -51,8 +46,8 @@ class RunOptions:
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """The function as typer reads it: each record among its parameters is replaced by that record's options."""
     hints = get_type_hints(function, include_extras=True)
-    parameters = list[inspect.Parameter]()
     records = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = list[inspect.Parameter]()
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in records:
             parameters += [_parameter(field, hint) for field, hint in _options(records[parameter.name])]
@@ -93,9 +88,8 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         if default:
             details["show_default"] = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
         kind, default = kind | None, None
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typer.Option(*name.split(), **details)]
-    )
+    annotation: Any = Annotated[kind, typer.Option(*name.split(), **details)]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _typer_type(hint: Any) -> Any:
@@ -127,6 +121,12 @@ def _make(record: Any, given: dict[str, Any]) -> Any:
 
 
 def check_exists(path: str | Path | None, what: str) -> None:
-    """Say that a path names nothing, before anything heavy is imported."""
+    """Refuse a path that does not exist, before anything heavy is imported."""
     if path is not None and not Path(path).expanduser().exists():
         raise ConfigError(f"{path}: no such file or folder; expected {what}")
+
+
+def check_model(name: str | None) -> None:
+    """Refuse a model that can only be a path and does not exist; other names are hub ids or shipped models."""
+    if name is not None and name.startswith(("/", ".", "~")):
+        check_exists(name, "a checkpoint folder or a hub id (user/name)")

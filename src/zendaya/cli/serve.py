@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from zendaya.cli.options import command
+from zendaya.cli.options import check_model, command
 from zendaya.cli.output import say
 from zendaya.errors import ConfigError, MissingExtraError
-from zendaya.serve.config import ServeConfig
+from zendaya.serve.config import ServeConfig, bind
 
 
 class Serve(TyperCommand):
@@ -35,21 +35,17 @@ def serve(
     config: ServeConfig,
     model: Annotated[str, typer.Option(help="The shipped model, an adapter's folder, or a checkpoint.")] = "tiny.en-dial",
     encoder: Annotated[str | None, typer.Option(help="For a checkpoint: its encoder, if its training run does not name it.")] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run replicas on a Ray cluster: host:port, auto, or local (the default).")
-    ] = None,
-    replicas: Annotated[
-        str | None, typer.Option(metavar="N|MIN:MAX", help="With --ray: number of replicas, 2 by default; MIN:MAX follows the load.")
-    ] = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster for replicas: host:port, auto, or local.")] = None,
+    replicas: Annotated[str | None, typer.Option(metavar="N|MIN:MAX", help="With --ray: 2 by default; MIN:MAX follows the load.")] = None,
 ) -> None:
     """Serve live captions: /v1/stream, OpenAI's realtime and file transcription, SimulEval's remote agent, and Wyoming.
 
     SIGTERM lets streams finish within --drain, Ctrl-C writes out what has arrived; logs are JSON on standard error.
     """
+    check_model(model)
     try:
-        from zendaya.serve.listening import bind
-        from zendaya.serve.logs import log_to
-        from zendaya.serve.run import run
+        from zendaya.serve.app import run
+        from zendaya.serve.monitoring import log_to
         from zendaya.serve.transports.base import open_transports
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "starlette", "serve", "a server") from None
@@ -72,16 +68,16 @@ def serve(
 
 def _warn_of_gamma(config: ServeConfig, model: str) -> None:
     from zendaya.runtime.loading import gamma_warning
+    from zendaya.schedule import PowerLaw
 
-    if (warning := gamma_warning(config.dial(), model)) is not None:
+    if (warning := gamma_warning(PowerLaw(config.gamma), model)) is not None:
         say(warning)
 
 
 def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address: str, replicas: str | None) -> None:
     from zendaya.serve.gateway.cluster import Replicas, deployed, import_ray, name_of, run_front
     from zendaya.serve.intake import load_served
-    from zendaya.serve.listening import bind
-    from zendaya.serve.logs import log_to
+    from zendaya.serve.monitoring import log_to
 
     if config.wyoming_port is not None:
         raise ConfigError("--wyoming-port is for a server without --ray: start another one for Wyoming")

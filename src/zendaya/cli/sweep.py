@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -13,17 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from zendaya.cli.options import Force, Json, command
-from zendaya.cli.output import INTERRUPTED, print_table, say
+from zendaya.cli.options import Force, Json, check_exists, command
+from zendaya.cli.output import INTERRUPTED, number, print_table, say
 from zendaya.errors import ConfigError
 from zendaya.records import listed, option
 
 if TYPE_CHECKING:
     from zendaya.research.sweep.cost import Estimate
     from zendaya.research.sweep.grids import Grid
-    from zendaya.research.sweep.run import CellUpdate, SweepSummary
-
-FAILED = 1
+    from zendaya.research.sweep.run import CellUpdate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +49,18 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Train and decode a whole grid into one table; a stopped run goes on with the same command."""
+    if grid is not None and grid.endswith(".json"):
+        check_exists(grid, "a grid")
     from zendaya.research.sweep import grids
     from zendaya.research.sweep.table import check_export
 
     if list_grids:
-        _list()
+        rows = [["grid", "runs", "decodes", "about"]]
+        for one in map(grids.grid, grids.grids()):
+            runs = [(arm, config) for arm in one.arms for config in arm.configs()]
+            decodes = sum(len(decode.schedules) for arm, _ in runs for decode in arm.decodes)
+            rows.append([one.name, str(len(runs)), str(decodes), one.about])
+        print_table(rows)
         return
     if grid is None:
         raise ConfigError("give a grid: zendaya sweep --list names them, or a .json file")
@@ -65,24 +71,11 @@ def sweep(
         _dry_run(wanted, options.out, options.tokens_per_s, as_json)
         return
     if options.data is None or options.out is None:
-        raise ConfigError(
-            f"grid {wanted.name} needs --data (the folder of its corpora, or $ZENDAYA_DATA) and --out (the folder of the sweep)"
-        )
+        needed = "--data (the folder of its corpora, or $ZENDAYA_DATA) and --out (the folder of the sweep)"
+        raise ConfigError(f"grid {wanted.name} needs {needed}")
     if options.export is not None:
         check_export(options.export, force=force)
     _run(wanted, options, options.data, options.out, as_json)
-
-
-def _list() -> None:
-    from zendaya.research.sweep import grids
-
-    rows = [["grid", "runs", "decodes", "about"]]
-    for name in grids.grids():
-        grid = grids.grid(name)
-        runs = [(arm, config) for arm in grid.arms for config in arm.configs()]
-        decodes = sum(len(decode.schedules) for arm, _ in runs for decode in arm.decodes)
-        rows.append([name, str(len(runs)), str(decodes), grid.about])
-    print_table(rows)
 
 
 def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool) -> None:
@@ -91,11 +84,8 @@ def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool
 
     console = Console(stderr=True)
     places = {"data": data, "out": out, "features": options.features, "processes": options.processes, "ray": options.ray}
-    if console.is_terminal:
-        with _Bars(console) as bars:
-            summary = run(grid, **places, report=bars.show)  # type: ignore[arg-type]
-    else:
-        summary = run(grid, **places, report=_say)  # type: ignore[arg-type]
+    with _Bars(console) if console.is_terminal else contextlib.nullcontext() as bars:
+        summary = run(grid, **places, report=_say if bars is None else bars.show)  # type: ignore[arg-type]
     if options.export is not None:
         Table(out).export(options.export, force=True)
     if as_json:
@@ -104,67 +94,49 @@ def _run(grid: Grid, options: SweepOptions, data: Path, out: Path, as_json: bool
     else:
         before = f", {summary.skipped} of them before" if summary.skipped else ""
         typer.echo(f"{out}: {grid.name}: {summary.done} of {summary.total} cells done{before}")
-    _end(summary)
-
-
-def _end(summary: SweepSummary) -> None:
     for label, error in summary.failed:
         say(f"failed: {label}: {error.strip().splitlines()[-1]}")
     if summary.stopped:
         say(f"stopped: {summary.done} of {summary.total} cells are done in {summary.out}; run the same command again to go on")
         raise typer.Exit(INTERRUPTED)
     if summary.failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(1)
 
 
 def _words(update: CellUpdate) -> str:
-    kind = {"encode": "encode", "train": "train", "evaluate": "decode"}[update.cell.kind]
-    return f"{kind} {update.cell.label}"
+    return f"{'decode' if update.cell.kind == 'evaluate' else update.cell.kind} {update.cell.label}"
 
 
 def _say(update: CellUpdate) -> None:
-    """A line for a log: what was begun and what became of it."""
-    place = f"[{update.finished}/{update.total}]"
-    if update.state == "begun":
-        typer.echo(f"{place} {_words(update)}", err=True)
-    elif update.state in ("done", "failed"):
+    """A line for a log: the start of a cell, and its end."""
+    if update.state in ("begun", "done", "failed", "stopped"):
+        state = "" if update.state == "begun" else f"{update.state} "
         error = f": {update.error.strip().splitlines()[-1]}" if update.error else ""
-        typer.echo(f"{place} {update.state} {_words(update)}, {update.seconds:.0f} s{error}", err=True)
-    elif update.state == "stopped":
-        typer.echo(f"{place} stopped {_words(update)}", err=True)
+        seconds = f", {update.seconds:.0f} s" if update.state in ("done", "failed") else ""
+        typer.echo(f"[{update.finished}/{update.total}] {state}{_words(update)}{seconds}{error}", err=True)
 
 
-class _Bars:
-    """Bars for a terminal: one for the sweep, one for each cell at work."""
+class _Bars(Bar):
+    """Bars for a terminal: one for the sweep, one for each running cell."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Bar(*columns, console=console, transient=True)
-        self._whole = self._bar.add_task("cells", total=None)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        super().__init__(*columns, console=console, transient=True)
+        self._whole = self.add_task("cells", total=None)
+        self._cells: dict[str, TaskID] = {}
 
     def show(self, update: CellUpdate) -> None:
-        self._bar.update(self._whole, completed=update.finished, total=update.total)
+        self.update(self._whole, completed=update.finished, total=update.total)
         key = update.cell.key
         if update.state == "begun":
-            self._tasks[key] = self._bar.add_task(_words(update), total=None)
-        elif update.state == "running" and update.progress is not None and key in self._tasks:
+            self._cells[key] = self.add_task(_words(update), total=None)
+        elif update.state == "running" and update.progress is not None and key in self._cells:
             description = f"{_words(update)}: {update.progress.detail or update.progress.stage}"
-            self._bar.update(self._tasks[key], completed=update.progress.done, total=update.progress.total, description=description)
-        elif key in self._tasks:
-            self._bar.remove_task(self._tasks.pop(key))
+            self.update(self._cells[key], completed=update.progress.done, total=update.progress.total, description=description)
+        elif key in self._cells:
+            self.remove_task(self._cells.pop(key))
             if update.state == "failed":
-                self._bar.console.print(f"failed {_words(update)}: {update.error.strip().splitlines()[-1]}", markup=False, highlight=False)
-
-
-# What it would cost.
+                self.console.print(f"failed {_words(update)}: {update.error.strip().splitlines()[-1]}", markup=False, highlight=False)
 
 
 def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: bool) -> None:
@@ -184,14 +156,17 @@ def _dry_run(grid: Grid, out: Path | None, tokens_per_s: float | None, as_json: 
         typer.echo(json.dumps({"grid": grid.name, "runs": [_facts(one) for one in found]}))
         return
     rows = [["run", "recipe", "schedule", "seed", "decoded", "steps", "tokens", "PFLOP", "train h", "decode h"]]
-    print_table(rows + [[str(number), *_cells(one)] for number, one in enumerate(found, start=1)])
+    for place, one in enumerate(found, start=1):
+        config, petaflops = one.config, None if one.flops is None else one.flops / 1e15
+        modes, hours = f"{one.num_decodes} × {', '.join(one.modes)}", (number(one.train_h, ",.2f"), number(one.decode_h, ",.2f"))
+        counts = (number(one.steps, ",d"), number(one.tokens, ",d"), number(petaflops, ",.2f"))
+        rows.append([str(place), config.name, str(config.schedule), str(config.loop.seed), modes, *counts, *hours])
+    print_table(rows)
     print()
     for mode in ("offline", "streaming"):
-        some = [one for one in found if one.modes == (mode,)]
-        if some:
+        if some := [one for one in found if one.modes == (mode,)]:
             print(_total(f"{len(some)} {mode} training runs", some))
-    if any(len(one.modes) > 1 for one in found):
-        some = [one for one in found if len(one.modes) > 1]
+    if some := [one for one in found if len(one.modes) > 1]:
         print(_total(f"{len(some)} training runs decoded both ways", some))
     print(_total(f"{len(found)} training runs in all", found))
     for name, rate in rates.items():
@@ -210,30 +185,14 @@ def _facts(one: Estimate) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _cells(one: Estimate) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
-    config = one.config
-    return [
-        config.name, str(config.schedule), str(config.loop.seed), f"{one.num_decodes} × {', '.join(one.modes)}", number(one.steps, ",d"),
-        number(one.tokens, ",d"), number(None if one.flops is None else one.flops / 1e15, ",.2f"), number(one.train_h, ",.2f"),
-        number(one.decode_h, ",.2f"),
-    ]  # fmt: skip
-
-
 def _total(words: str, found: list[Estimate]) -> str:
     known = [one for one in found if one.tokens is not None]
     if not known:
         return f"{words}: the sizes of their corpora are not known"
-    tokens, flops = sum(one.tokens or 0 for one in known), sum(one.flops or 0.0 for one in known)
-    train, decode = sum(one.train_h or 0.0 for one in known), sum(one.decode_h or 0.0 for one in known)
+    tokens, flops, train, decode = (sum(getattr(one, name) or 0 for one in known) for name in ("tokens", "flops", "train_h", "decode_h"))
     hours = f", {train:,.1f} h of training" if train else ""
     hours += f" and {decode:,.1f} h of decoding" if decode else ""
     return f"{words}: about {tokens:,} tokens, {flops / 1e15:,.1f} PFLOP{hours}"
-
-
-# Its report.
 
 
 def report(
@@ -241,7 +200,7 @@ def report(
     formats: Annotated[list[str] | None, typer.Option("--format", help="md, latex or html; may be repeated; all if not given.")] = None,
     to: Annotated[Path | None, typer.Option(help="The folder the report goes to; OUT/report if not given.")] = None,
     export: Annotated[Path | None, typer.Option(help="Also write the table of results to FILE.csv or FILE.parquet.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Force = False,
 ) -> None:
     """Turn a sweep's results into tables, figures and one page with interactive plots.
 

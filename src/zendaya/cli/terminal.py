@@ -1,4 +1,4 @@
-"""A terminal while something runs live: captions that grow, a status line below them, and keys without Enter."""
+"""A live terminal: captions that grow, a status line below them, and keys without Enter."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ REDRAW_S = 0.1
 RECENT = 50
 """Steps the shown lag is the mean of."""
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?", re.DOTALL)
-"""What arrow and function keys send: an escape and more, among it the very brackets that turn the dial."""
-
+"""Escape sequences of arrow and function keys, which hold the brackets that turn the dial."""
 _BEGUN = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?$")
 
 
@@ -50,7 +49,7 @@ def turned(gamma: float, key: str) -> float:
 def keys(stdin: TextIO) -> Iterator[Callable[[], str]]:
     """A function that gives the keys pressed since it was last asked; always "" where stdin is not our terminal.
 
-    The terminal is as it was whenever this is left: by return, error, Ctrl-C, TERM, HUP, and while it is stopped by Ctrl-Z.
+    The terminal is restored on return, error, Ctrl-C, TERM and HUP, and while the process is stopped by Ctrl-Z.
     """
     if not _is_ours(stdin):
         yield lambda: ""
@@ -210,21 +209,19 @@ def _width(stream: TextIO) -> int:
 
 
 class Status:
-    """What the status line says: the dial, the lag and what it is made of, exposure, and how far the window is read."""
+    """The status line: the dial, the lag and its parts, exposure, and the part of the window that is read."""
 
     def __init__(self, window: int, tokens_per_s: float) -> None:
         self._window, self._rate = window, tokens_per_s
-        self._policy_s, self._compute_s = deque[float](maxlen=RECENT), deque[float](maxlen=RECENT)
+        self._lags_s = deque[tuple[float, float]](maxlen=RECENT)
         self._read, self._steps = 0, 0
         self._last: Event | None = None
 
     def add(self, event: Event) -> None:
         """Count the next event; the mark of a turned dial wrote nothing."""
-        if event.token < 0:
-            return
-        self._policy_s.append(event.policy_lag_s)
-        self._compute_s.append(event.compute_lag_s)
-        self._read, self._steps, self._last = self._read + event.effective_horizon, self._steps + 1, event
+        if event.token >= 0:
+            self._lags_s.append((event.policy_lag_s, event.compute_lag_s))
+            self._read, self._steps, self._last = self._read + event.effective_horizon, self._steps + 1, event
 
     def line(self, schedule: str, *, keys: bool = False) -> str:
         """The line, under a schedule; brackets around it where those keys turn it."""
@@ -232,7 +229,7 @@ class Status:
         head = f"[ {head} ]" if keys else head
         if self._last is None:
             return f"{head} │ listening{', q ends' if keys else ''}"
-        policy_s, compute_s = (sum(each) / len(each) for each in (self._policy_s, self._compute_s))
+        policy_s, compute_s = (sum(each) / len(each) for each in zip(*self._lags_s, strict=True))
         event, exposure = self._last, self._read / self._steps / self._window
         return (
             f"{head} │ lag {policy_s + compute_s:.1f} s: policy {policy_s:.1f}, compute {compute_s:.2f} │ exposure {exposure:.0%} │ "

@@ -1,4 +1,4 @@
-"""`zendaya train` and `zendaya recipes`."""
+"""`zendaya train` and `zendaya recipes`: train a model by a recipe, list the recipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeChanges:
-    """What is changed in a recipe; a field of None leaves the recipe's own value."""
+    """Changes to a recipe; None leaves the recipe's own value."""
 
     schedule: str | None = option(None, "0.3, wait-k=10 (its stride is the corpus's), full, or dial: all γ in one model; dial+wait-k+head.")
     gamma: float | None = option(None, "The dial: 0 offline, 1 real time, above 1 starved.")
@@ -34,11 +34,6 @@ class RecipeChanges:
     accumulate: int | None = option(None, "Micro-batches per step, over all processes.", min=1)
     learning_rate: float | None = option(None, "Learning rate after the warm-up.")
     precision: str | None = option(None, "auto, 32-true or bf16-mixed.")
-
-    def loop(self) -> dict[str, object]:
-        """Changes to the recipe's training loop."""
-        names = ("epochs", "batch_tokens", "accumulate", "learning_rate", "precision")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @command
@@ -60,29 +55,25 @@ def train(
         raise MissingExtraError("lightning-fabric", "train", "training")
     from zendaya.research import recipes
 
-    config = recipes.configured(recipe, schedule=changes.schedule, gamma=changes.gamma, head=changes.head, seed=changes.seed)
-    config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **changes.loop()))  # type: ignore[arg-type]
+    loop = {name: value for name, value in vars(changes).items() if value is not None}
+    of_recipe = {name: loop.pop(name, None) for name in ("schedule", "gamma", "head", "seed")}
+    config = recipes.configured(recipe, **of_recipe)
+    config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **loop))
     out = run.out or Path("runs") / f"{config.name}-{str(config.schedule).replace('=', '')}-seed{config.loop.seed}"
-    first = _is_first_process()
+    first = os.environ.get("RANK", "0") == "0"  # of the processes of a torchrun, one prints
     with ProgressBar(watched=first) as bar:
         result = recipes.train(config, data=run.data, out=out, store=run.store, resume=run.resume, limit=run.limit, report=bar.show)
     stop_if_interrupted(result)
     if as_json and first:
         print(json.dumps({**dataclasses.asdict(result), "folder": str(result.folder), "schedule": str(config.schedule)}))
     elif first:
-        print(
-            f"{result.folder}: {config.name}, {config.schedule}, seed {config.loop.seed}: {result.epochs} epochs, {result.steps} steps, "
-            f"{result.seconds:.0f} s; best validation loss {result.best_loss:.4f} after epoch {result.best_epoch}, in best/"
-        )
-
-
-def _is_first_process() -> bool:
-    """Whether this is the process of a torchrun that speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
+        length = f"{result.epochs} epochs, {result.steps} steps, {result.seconds:.0f} s"
+        best = f"best validation loss {result.best_loss:.4f} after epoch {result.best_epoch}, in best/"
+        print(f"{result.folder}: {config.name}, {config.schedule}, seed {config.loop.seed}: {length}; {best}")
 
 
 def stop_if_interrupted(result: TrainResult) -> None:
-    """End the command where a training run was stopped, and say how it goes on."""
+    """End the command if the training run was stopped, and print how to resume it."""
     if result.interrupted:
         say(f"stopped after step {result.steps}: the same command with --resume goes on")
         raise typer.Exit(INTERRUPTED)

@@ -1,7 +1,6 @@
 """Frozen encoders: raw input to source tokens, in chunks, each token with its arrival time.
 
-An encoder states its `Traits`, makes a fresh state, reads chunks of raw input and returns the tokens they complete. A whole
-recording is encoded by streaming it with a fresh state. So a model meets the same numbers in training and live, for any chunks.
+A whole recording is encoded by streaming it with a fresh state, so training and live decoding see the same numbers, for any chunks.
 
 Shape suffixes: T tokens, E features of a token.
 """
@@ -54,10 +53,8 @@ class Traits:
         if self.modality not in get_args(Modality):
             raise ConfigError(f"{self.name}: modality must be one of {', '.join(get_args(Modality))}: got {self.modality!r}")
         if self.dim < 1 or self.block_tokens < 1 or not 0 < self.tokens_per_s < math.inf:
-            raise ConfigError(
-                f"{self.name}: dim, block_tokens and tokens_per_s must be above 0: "
-                f"got {self.dim}, {self.block_tokens} and {self.tokens_per_s}"
-            )
+            got = f"{self.dim}, {self.block_tokens} and {self.tokens_per_s}"
+            raise ConfigError(f"{self.name}: dim, block_tokens and tokens_per_s must be above 0: got {got}")
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,7 @@ Raw = TypeVar("Raw", contravariant=True)
 class Encoder(ABC, Generic[Raw, State]):
     """Base class of encoders: raw input and an explicit state in, tokens out. A subclass has `traits`, `start`, `read` and `finish`.
 
-    Tokens depend on the raw input alone, not on its chunks. Bad input (a sample that is not a number, a frame without pixels) is
-    an error only after every token before it was returned.
+    Tokens depend on the raw input alone, not on its chunks. Bad input is an error only after every token before it was returned.
     """
 
     traits: Traits
@@ -121,10 +117,7 @@ class Encoder(ABC, Generic[Raw, State]):
         yield self.read(state, raw)
 
     def begin_span(self, state: State, *, at_s: float) -> bool:
-        """Restart the encoder's context at a moment inside the last block, after a cut at a pause; True if it did.
-
-        If True, the tokens of the last block from that moment on are void: `blocks` yields them again from fresh context.
-        """
+        """Restart the context at a moment inside the last block; if True, `blocks` yields the block's later tokens again."""
         return False
 
     def row_arrivals(self, first: int, count: int) -> FloatArray:
@@ -161,10 +154,8 @@ def weights_digest(module: nn.Module) -> str:
 def stream(encoder: Encoder[Raw, State], chunks: Iterable[Raw]) -> Iterator[Tokens]:
     """Tokens as chunks arrive; an encoder that needs the whole recording is refused."""
     if not encoder.traits.live:
-        raise ConfigError(
-            f"{encoder.traits.name}: offline only: its tokens read the whole recording; "
-            f"use a live encoder (Whisper in block mode), or encode whole recordings"
-        )
+        advice = "use a live encoder (Whisper in block mode), or encode whole recordings"
+        raise ConfigError(f"{encoder.traits.name}: offline only: its tokens read the whole recording; {advice}")
     return _run(encoder, chunks)
 
 

@@ -103,10 +103,7 @@ class RowsState:
 
 
 class Precomputed(Encoder[npt.NDArray[np.floating[Any]], RowsState]):
-    """Feature rows of another program as tokens: row k covers [k/rate, k/rate + window_s) of the source and arrives at its end.
-
-    That no row reads further is a promise of the program that made them; it cannot be tested from the numbers.
-    """
+    """Feature rows of another program: row k arrives at k/rate + window_s, and must read nothing later, which cannot be tested here."""
 
     def __init__(
         self, dim: int, tokens_per_s: float, *, window_s: float | None = None, pca: PCA | None = None, name: str = "features"
@@ -115,7 +112,7 @@ class Precomputed(Encoder[npt.NDArray[np.floating[Any]], RowsState]):
         if dim < 1 or not 0 < tokens_per_s < math.inf or not 0 < window_s < math.inf:
             raise ConfigError(f"{name}: dim, tokens_per_s and window_s must be above 0: got {dim}, {tokens_per_s} and {window_s}")
         if pca is not None and pca.mean_D.shape[0] != dim:
-            raise ConfigError(f"{name}: the PCA was fitted on {pca.mean_D.shape[0]} features: got features of {dim}")
+            raise ConfigError(f"{name}: the PCA was fitted on {pca.mean_D.shape[0]} features per row: got {dim}")
         self.input_dim, self.window_s, self.pca = dim, window_s, pca
         kept = dim if pca is None else pca.components_DE.shape[1]
         self.traits = Traits(
@@ -139,9 +136,8 @@ class Precomputed(Encoder[npt.NDArray[np.floating[Any]], RowsState]):
             raise SourceError(f"{self.traits.name}: expected rows of shape (any, {self.input_dim}): got {raw.shape}; check the encoder")
         good = readable_prefix(raw, LARGEST_FEATURE)
         if good < raw.shape[0]:
-            state.problem = (
-                f"{self.traits.name}: row {state.num_rows + good} holds a feature that is not finite or not below {LARGEST_FEATURE:g}"
-            )
+            row = f"{self.traits.name}: row {state.num_rows + good}"
+            state.problem = f"{row} holds a feature that is not finite or not below {LARGEST_FEATURE:g}"
             if good == 0:
                 return self.finish(state)
         values_TD = torch.from_numpy(np.array(raw[:good], np.float32))

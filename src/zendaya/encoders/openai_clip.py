@@ -26,12 +26,17 @@ class OpenAIClip(FrameEncoder):
     def __init__(self, name: str = "openai/clip-vit-base-patch32", *, fps: float = FPS, **hub: Any) -> None:
         try:
             import transformers
+            from transformers.utils import cached_file
         except ModuleNotFoundError:
             raise MissingExtraError("transformers", "video", "CLIP") from None
         try:
             with without_bars():  # safetensors only: a pickle could run code
                 self.model = transformers.CLIPVisionModelWithProjection.from_pretrained(name, use_safetensors=True, **hub)
-            settings = _preprocessor(name, **hub)
+            # The settings it was published with; none, if there is no such file.
+            path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False, **hub)
+            settings = json.loads(Path(path).read_bytes()) if path is not None else {}
+            if not isinstance(settings, dict):
+                raise ValueError("preprocessor_config.json is not a JSON object")
         except (OSError, ValueError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CheckpointError(f"{name}: not a CLIP folder or hub id that can be loaded: {first}") from None
@@ -39,9 +44,8 @@ class OpenAIClip(FrameEncoder):
         size = self.model.config.image_size
         self.shortest, self.crop = _side(settings.get("size"), "shortest_edge", size), _side(settings.get("crop_size"), "height", size)
         if self.crop != size:
-            raise CheckpointError(
-                f"{name}: its preprocessor crops to {self.crop} pixels, its model expects {size}; get both files from one place"
-            )
+            sizes = f"its preprocessor crops to {self.crop} pixels, its model expects {size}"
+            raise CheckpointError(f"{name}: {sizes}; get both files from one place")
         self.mean, self.std = settings.get("image_mean", MEAN), settings.get("image_std", STD)
         super().__init__(f"clip {published_name(name)} fps={fps:g}", self.model.config.projection_dim, fps)
 
@@ -51,17 +55,6 @@ class OpenAIClip(FrameEncoder):
 
     def digest(self) -> str:
         return weights_digest(self.model)
-
-
-def _preprocessor(name: str, **hub: Any) -> dict[str, Any]:
-    """The preprocessor settings a CLIP was published with; empty if there are none."""
-    from transformers.utils import cached_file
-
-    path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False, **hub)
-    settings = json.loads(Path(path).read_bytes()) if path is not None else {}
-    if not isinstance(settings, dict):
-        raise ValueError("preprocessor_config.json is not a JSON object")
-    return settings
 
 
 def _side(value: Any, key: str, default: int) -> int:

@@ -1,9 +1,6 @@
 """Text as a source: BPE ids as words arrive, for simultaneous translation.
 
-A frozen encoder holds no learned embedding. So a token is the id itself, one number exact in float32; the decoder looks it up in
-a trained table (`source_vocab` of its config). Stores hold one number per token, and a new embedding needs no new store.
-
-Shape suffixes: T tokens, E features of a token.
+A token is the id itself, one number exact in float32; the decoder looks it up in a trained table (`source_vocab` of its config).
 """
 
 from __future__ import annotations
@@ -11,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,17 +22,6 @@ MAX_WORD = 10_000
 """Characters; a longer run without a space is not text, and would fill memory."""
 
 
-class SupportsEncode(Protocol):
-    """The part of a tokenizer that is used: `zendaya.nn.tokenizer.Tokenizer` has it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def to_json(self) -> str: ...
-
-
 @dataclass
 class TextState:
     """A text so far: the number of complete words, and the word that has not ended."""
@@ -46,37 +31,28 @@ class TextState:
 
 
 class TextEncoder(Encoder[str, TextState]):
-    """A word's BPE ids once the word has ended; before that, more letters could change them.
+    """A word's BPE ids once the word has ended: word w (from 0) arrives at (w+1)/words_per_s. Any white space is one space."""
 
-    Time is counted in words: word w (from 0) arrives at (w+1)/words_per_s with all its tokens. Any white space is one space, so
-    word by word gives the same ids as the whole text at once.
-    """
-
-    def __init__(self, tokenizer: SupportsEncode, *, words_per_s: float = 1.0) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, words_per_s: float = 1.0) -> None:
         if not 0 < words_per_s < float("inf"):
             raise ConfigError(f"text: words_per_s must be above 0: got {words_per_s!r}")
         if tokenizer.vocab_size > MAX_VOCAB:
             raise ConfigError(f"text: a vocabulary of at most {MAX_VOCAB} ids is exact in float32: got {tokenizer.vocab_size}")
         self.tokenizer, self.words_per_s = tokenizer, words_per_s
-        self.traits = Traits(
-            name=f"text vocab={tokenizer.vocab_size}",
-            modality="text",
-            dim=1,
-            tokens_per_s=words_per_s,  # words, of one or a few tokens each
-            look_back_s=0.0,
-            look_ahead_s=0.0,
-            live=True,
-            ids=True,
-        )
+        self.traits = Traits(  # tokens_per_s counts words, of one or a few tokens each
+            name=f"text vocab={tokenizer.vocab_size}", modality="text", dim=1, tokens_per_s=words_per_s, look_back_s=0.0, look_ahead_s=0.0,
+            live=True, ids=True,
+        )  # fmt: skip
 
     def start(self) -> TextState:
         return TextState()
 
     def read(self, state: TextState, raw: str) -> Tokens:
-        *ended, state.word = _split(state.word + raw)
+        text = state.word + raw
+        *ended, state.word = text.split() if text and not text[-1].isspace() else [*text.split(), ""]
         if len(state.word) > MAX_WORD:
             raise SourceError(f"text: a word of more than {MAX_WORD} characters: expected words with spaces between them; is this text?")
-        return Tokens.join([self._give(state, word) for word in ended if word], 1)
+        return Tokens.join([self._give(state, word) for word in ended], 1)
 
     def finish(self, state: TextState) -> Tokens:
         word, state.word = state.word, ""
@@ -91,12 +67,6 @@ class TextEncoder(Encoder[str, TextState]):
         state.num_words += 1
         values_T1 = torch.tensor(ids, dtype=torch.float32).reshape(-1, 1)
         return Tokens(values_T1, np.full(len(ids), state.num_words / self.words_per_s))
-
-
-def _split(text: str) -> list[str]:
-    """Words; the last has not ended, and is empty if the text ends in white space."""
-    words = text.split()
-    return [*words, ""] if not text or text[-1].isspace() else words
 
 
 def open_text(tokenizer: str = "", *, words_per_s: float = 1.0) -> TextEncoder:

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from zendaya.data.features.store import HEADER, FeatureStore
 from zendaya.errors import CheckpointError, ConfigError, CorpusError, StoreError, ZendayaError
 from zendaya.evaluation.evaluate import Source, evaluate_streams
 from zendaya.evaluation.metrics.quality import Normalise, only_references, word_errors
-from zendaya.evaluation.metrics.results import UnfinishedTraces, check_free, scores_record, traces_digest, write_scores, write_traces
+from zendaya.evaluation.metrics.results import UnfinishedTraces, check_free, scores_record, write_scores, write_traces
 from zendaya.evaluation.metrics.scores import Scores, score, wanted_metrics
 from zendaya.evaluation.options import EvalOptions
 from zendaya.nn.checkpoint import WEIGHTS, RunRecord, read_run_record
@@ -79,7 +79,7 @@ class _Selection:
         return streams
 
     def source(self, clip: Clip) -> Source:
-        """The stored tokens of a clip, without times where the source is text: a text has no clock in seconds."""
+        """The stored tokens of a clip; those of a text have no arrival times."""
         tokens = self.features.get(clip.id, clip.split)
         return tokens.values_TE if self.features.signature.ids else tokens
 
@@ -100,8 +100,7 @@ def evaluate_corpus(
     _check_fit(model, selection.features, str(checkpoint))
     _check_opens(model, options)
     run = read_run_record(checkpoint)
-    signature = _model_signature(model, str(checkpoint), digest, run) | _data_signature(selection, options)
-    signature |= _decode_signature(model, options)
+    signature = _signature(model, str(checkpoint), digest, run, selection, options)
     traces = _decode(model, selection, options, signature, lower=run.lower, report=report)
     return _score(traces, selection, options, signature)
 
@@ -120,7 +119,10 @@ def _select(checkpoint: str | Path, corpus: str, path: str | Path, options: Eval
     """Read the corpus, open its feature store and choose the clips to decode."""
     reading = corpora.read(corpus, path)
     wanted, num_without_reference = _wanted(reading, options.split, options.limit)
-    features = FeatureStore.open(_store(checkpoint) if options.store is None else Path(options.store).expanduser(), corpus=corpus)
+    store = Path(checkpoint).expanduser().parent / "features" if options.store is None else Path(options.store).expanduser()
+    if options.store is None and not store.is_dir():
+        raise StoreError(f"{store}: no features beside the checkpoint: give the store that zendaya encode made (--store)")
+    features = FeatureStore.open(store, corpus=corpus)
     if features.signature.data_digest != reading.digest:
         raise StoreError(f"{features.path}: encoded from other files than {path} holds now: give the same files, or encode again")
     clips = _encoded(wanted, features)
@@ -146,14 +148,6 @@ def _wanted(reading: Reading, split: str, limit: int | None) -> tuple[list[Clip]
         splits = ", ".join(sorted({clip.split for clip in reading.usable}))
         raise CorpusError(f"{reading.corpus.name}: no clip with a source and a text in split {split!r}: expected one of {splits}")
     return wanted, num_textless
-
-
-def _store(checkpoint: str | Path) -> Path:
-    """The feature store of the checkpoint's training run."""
-    store = Path(checkpoint).expanduser().parent / "features"
-    if not store.is_dir():
-        raise StoreError(f"{store}: no features beside the checkpoint: give the store that zendaya encode made (--store)")
-    return store
 
 
 def _encoded(wanted: Sequence[Clip], features: FeatureStore) -> list[Clip]:
@@ -198,12 +192,10 @@ def _checkpoint_digest(checkpoint: str) -> str:
 
 def _check_fit(model: Model, features: FeatureStore, checkpoint: str) -> None:
     config, signature = model.config.decoder, features.signature
-    if bool(config.source_vocab) != signature.ids:
-        reads, holds = ("ids", "features") if config.source_vocab else ("features", "ids")
-        raise ConfigError(f"{checkpoint} reads {reads}, {features.path} holds {holds}: they do not fit")
-    if config.source_dim != signature.dim:
-        reads = f"{config.source_dim} features per token"
-        raise ConfigError(f"{checkpoint} reads {reads}, {features.path} holds {signature.dim}: they do not fit")
+    reads = f"{config.source_dim} {'ids' if config.source_vocab else 'features'}"
+    holds = f"{signature.dim} {'ids' if signature.ids else 'features'}"
+    if reads != holds:
+        raise ConfigError(f"{checkpoint} reads {reads} per token, {features.path} holds {holds}: they do not fit")
 
 
 def _check_opens(model: Model, options: EvalOptions) -> None:
@@ -218,7 +210,9 @@ def _decode_options(options: EvalOptions, schedule: Schedule | Policy) -> Decode
     return DecodeOptions(schedule=schedule, **{name: getattr(options, name) for name in names})
 
 
-def _model_signature(model: Model, checkpoint: str, digest: str, run: RunRecord) -> dict[str, Any]:
+def _signature(model: Model, checkpoint: str, digest: str, run: RunRecord, selection: _Selection, options: EvalOptions) -> dict[str, Any]:
+    """Model, data and decode options of an evaluation, as in `scores.json`."""
+    features = selection.features
     return {
         "version": zendaya.__version__,
         "checkpoint": checkpoint,
@@ -226,11 +220,6 @@ def _model_signature(model: Model, checkpoint: str, digest: str, run: RunRecord)
         "seed": run.seed,
         "lower": run.lower,
         "tokenizer_sha256": "" if model.tokenizer is None else hashlib.sha256(model.tokenizer.to_json().encode()).hexdigest(),
-    }
-
-
-def _data_signature(selection: _Selection, options: EvalOptions) -> dict[str, Any]:
-    return {
         "corpus": selection.reading.corpus.name,
         "data_sha256": selection.reading.digest,
         "split": options.split,
@@ -238,13 +227,8 @@ def _data_signature(selection: _Selection, options: EvalOptions) -> dict[str, An
         "num_clips": len(selection.clips),
         "num_left_out": selection.num_left_out,
         "num_without_reference": selection.num_without_reference,
-        "store": selection.features.signature.to_dict(),
-        "store_sha256": json.loads((selection.features.path / HEADER).read_bytes())["sha256"],
-    }
-
-
-def _decode_signature(model: Model, options: EvalOptions) -> dict[str, Any]:
-    return {
+        "store": features.signature.to_dict(),
+        "store_sha256": json.loads((features.path / HEADER).read_bytes())["sha256"],
         "schedules": [str(one) for one in options.schedules],
         "scale": options.scale,
         "window": (options.window_tokens or model.config.window_tokens) if options.scale == "window" else None,
@@ -264,7 +248,7 @@ def _decode(
     """Decode the clips with each schedule; every trace is saved at once, and those of an interrupted evaluation are not decoded again."""
     clips = selection.clips
     streams = selection.streams if options.streaming else [[clip] for clip in clips]
-    found = dict[tuple[str, str, str], Trace]()
+    found, timer = dict[tuple[str, str, str], Trace](), time.perf_counter if options.computation_aware else None
     with contextlib.ExitStack() as stack:
         saved = None
         if options.out is not None:
@@ -274,7 +258,11 @@ def _decode(
             rest = [stream for stream in streams if any((str(schedule), clip.split, clip.id) not in found for clip in stream)]
             done = len(clips) - sum(map(len, rest))
             report(Progress(done, len(clips), str(schedule)))
-            for trace in _decode_streams(model, selection, rest, schedule, options, lower=lower):
+            sources = ([(clip, selection.source(clip)) for clip in stream] for stream in rest)
+            for trace in evaluate_streams(
+                model, sources, _decode_options(options, schedule), scale=options.schedule_scale, lower=lower, timer=timer,
+                workers=options.workers,
+            ):  # fmt: skip
                 found[trace.schedule, trace.split, trace.clip] = trace
                 done += 1
                 if saved is not None:
@@ -283,33 +271,17 @@ def _decode(
     return [found[str(schedule), clip.split, clip.id] for schedule in options.schedules for clip in clips]
 
 
-def _decode_streams(
-    model: Model,
-    selection: _Selection,
-    streams: Sequence[Sequence[Clip]],
-    schedule: Schedule | Policy,
-    options: EvalOptions,
-    *,
-    lower: bool,
-) -> Iterator[Trace]:
-    return evaluate_streams(
-        model, ([(clip, selection.source(clip)) for clip in stream] for stream in streams), _decode_options(options, schedule),
-        scale=options.schedule_scale, lower=lower, timer=time.perf_counter if options.computation_aware else None, workers=options.workers,
-    )  # fmt: skip
-
-
 def _score(traces: list[Trace], selection: _Selection, options: EvalOptions, signature: dict[str, Any]) -> Evaluation:
     """Score the traces and write both files; the traces first, so that a failing metric loses nothing."""
     out, metrics = None if options.out is None else Path(options.out), options.metrics or ()
-    sha256 = traces_digest(traces) if out is None else write_traces(out, traces)
+    sha256 = write_traces(out, traces)
     try:
         scores = score(traces, metrics=metrics, normalise=options.normalise)
     except ZendayaError as error:
         if out is None:
             raise
-        raise ZendayaError(
-            f"{error}; the traces are kept: score them with zendaya score {out} --metrics {','.join(metrics)}, or with other metrics"
-        ) from None
+        advice = f"score them with zendaya score {out} --metrics {','.join(metrics)}, or with other metrics"
+        raise ZendayaError(f"{error}; the traces are kept: {advice}") from None
     record = scores_record(scores, signature, sha256)
     if out is not None:
         write_scores(out, record)

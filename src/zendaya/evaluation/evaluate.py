@@ -30,24 +30,22 @@ from zendaya.schedule import Schedule
 
 Source = Tokens | Tensor
 """The source tokens (F, E) of a clip, with their arrival times or without."""
-
-
 _Job = tuple[Clip, npt.NDArray[Any], tuple[float, ...] | None]
-"""A clip with its source and when each token of that arrived."""
+"""A clip, its source tokens and their arrival times."""
 
 
 class ComputationClock:
-    """The computation-aware clock: work begins when its source has arrived and earlier work is done, and takes the time it takes."""
+    """The computation-aware clock: work begins when its source has arrived and earlier work is done; its time is measured."""
 
     def __init__(self, timer: Callable[[], float]) -> None:
         self._timer, self._from_s, self._began = timer, -math.inf, timer()
 
     def begin(self, at_s: float) -> None:
-        """Turn to what has arrived at that moment."""
+        """Begin the work on a source that arrived at that time."""
         self._from_s, self._began = max(at_s, self._from_s), self._timer()
 
     def end(self) -> None:
-        """All of it is done."""
+        """End that work."""
         self._from_s = self()
 
     def __call__(self) -> float:
@@ -62,11 +60,6 @@ class ClipDecoder:
     scale: Scale
     lower: bool
     timer: Callable[[], float] | None
-
-    def engine(self, model: Model) -> Engine:
-        """The engine of this process, on one thread."""
-        backend = self.options.engine
-        return engine_for(model, backend, precision=self.options.precision, threads=1 if is_native(model, backend) else None)
 
     def run(self, model: Model, engine: Engine, stream: Sequence[_Job]) -> list[Trace]:
         """Push the source of consecutive clips token by token through one session, with a cut between clips."""
@@ -128,7 +121,7 @@ class ClipDecoder:
         )  # fmt: skip
 
     def _width(self, model: Model, num_source: int) -> int | None:
-        """The window of a clip; a clip that the decoder cannot hold is cut into windows as equal as possible."""
+        """The window of a clip; a clip longer than the decoder's max_source is cut into windows as equal as possible."""
         if self.scale == "window":
             return self.options.window_tokens
         num_windows = -(-num_source // model.config.decoder.max_source)
@@ -169,7 +162,7 @@ def evaluate_streams(
 
 
 def _arrays(source: Source) -> tuple[npt.NDArray[Any], tuple[float, ...] | None]:
-    """A source as it goes to a worker: a tensor would go through shared memory, a file a clip."""
+    """A source as arrays, for a worker: tensors would go through shared memory, one file per clip."""
     values_TE = source.values_TE if isinstance(source, Tokens) else source
     arrivals_s = tuple(np.asarray(source.arrival_s, np.float64).tolist()) if isinstance(source, Tokens) else None
     return values_TE.detach().cpu().float().numpy(), arrivals_s
@@ -177,5 +170,6 @@ def _arrays(source: Source) -> tuple[npt.NDArray[Any], tuple[float, ...] | None]
 
 def _setup(model: Model, decoder: ClipDecoder) -> Callable[[Sequence[_Job], object], list[Trace]]:
     """The work of one worker, with a model and an engine of its own."""
-    engine = decoder.engine(model)
+    backend, precision = decoder.options.engine, decoder.options.precision
+    engine = engine_for(model, backend, precision=precision, threads=1 if is_native(model, backend) else None)
     return lambda stream, _: decoder.run(model, engine, stream)

@@ -27,12 +27,7 @@ import numpy as np
 from zendaya.encoders.base import Encoder
 from zendaya.encoders.registry import EncoderSpec
 from zendaya.errors import ConfigError, MissingExtraError, SourceError, ZendayaError
-from zendaya.evaluation.metrics.latency import (
-    average_lagging,
-    average_proportion,
-    differentiable_average_lagging,
-    length_adaptive_average_lagging,
-)
+from zendaya.evaluation.metrics.latency import SCORERS
 from zendaya.files import write_atomically
 from zendaya.nn.model import Model
 from zendaya.nn.tokenizer import Tokenizer
@@ -44,13 +39,6 @@ from zendaya.schedule import Schedule
 from zendaya.sources.media import SAMPLE_RATE
 
 LOG, TYPES = "instances.log", "config.yaml"
-SCORERS = {
-    "AL": average_lagging,
-    "LAAL": length_adaptive_average_lagging,
-    "AP": average_proportion,
-    "DAL": differentiable_average_lagging,
-}
-"""Our latency metrics, by SimulEval's names."""
 
 
 class Words:
@@ -65,9 +53,6 @@ class Words:
         words = text.split()
         self._begun = words.pop() if words and not last and not text[-1].isspace() else ""
         return words
-
-
-# The log.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,20 +179,17 @@ def latency(instances: Iterable[Instance]) -> dict[str, float]:
     }
 
 
-# The agents.
-
-
 class WordWriter:
-    """Raw input in as it comes, whole words out: an encoder and a session, begun anew for each source."""
+    """Raw input to whole words as it arrives: an encoder, and a new session per source."""
 
     def __init__(
         self, encoder: Encoder[Any, Any], model: Model, policy: Schedule | Policy, *, by_word: bool = True, **options: Any
     ) -> None:
-        if encoder.traits.dim != model.config.decoder.source_dim or encoder.traits.ids != bool(model.config.decoder.source_vocab):
-            raise ConfigError(
-                f"{encoder.traits.name} gives {encoder.traits.dim} {'ids' if encoder.traits.ids else 'features'} a token, the model reads "
-                f"{model.config.decoder.source_dim} {'ids' if model.config.decoder.source_vocab else 'features'}: they do not fit"
-            )
+        traits, config = encoder.traits, model.config.decoder
+        gives = f"{traits.dim} {'ids' if traits.ids else 'features'}"
+        reads = f"{config.source_dim} {'ids' if config.source_vocab else 'features'}"
+        if gives != reads:
+            raise ConfigError(f"{traits.name} gives {gives} per token, the model reads {reads}: they do not fit")
         self.encoder, self.model, self.policy, self.by_word, self.options = encoder, model, policy, by_word, options
         self.start()
 
@@ -217,15 +199,15 @@ class WordWriter:
         self._pipeline, self._words = Pipeline(session, SourceEncoder(self.encoder)), Words()
 
     def read(self, raw: Any) -> str:
-        """Take the next raw input; the words it makes whole."""
+        """Read the next raw input; return the words it completes."""
         return self._text(self._pipeline.read(raw))
 
     def finish(self) -> str:
-        """The source has ended: the rest of the words."""
+        """End the source; return the rest of the words."""
         return self._text(self._pipeline.end())
 
     def join(self, parts: Iterable[str]) -> str:
-        """What was written in pieces, together: words with spaces between, characters as they are."""
+        """Join texts: words with spaces between, characters without."""
         return (" " if self.by_word else "").join(filter(None, parts))
 
     def _text(self, events: Iterable[Event]) -> str:
@@ -238,7 +220,7 @@ def _add_args(parser: ArgumentParser) -> None:
     parser.add_argument("--policy", default="0.5", help="A schedule or policy: 0.5, wait-k=3, local-agreement=10, alignatt=4,chunk=2.")
     parser.add_argument("--window", type=int, help="W in source tokens; the model's if not given.")
     parser.add_argument("--steps", type=int, help="Fix the predicted length, instead of the model's length head.")
-    parser.add_argument("--max-steps", type=int, help="End a window's text after so many steps.")
+    parser.add_argument("--max-steps", type=int, help="Most steps per window.")
 
 
 def _add_speech_args(parser: ArgumentParser) -> None:
@@ -254,7 +236,7 @@ def _add_text_args(parser: ArgumentParser) -> None:
 
 
 def speech_writer(args: Namespace) -> WordWriter:
-    """What the options of `SpeechAgent` say."""
+    """The writer for the options of `SpeechAgent`."""
     if args.encoder is None:
         adapted = load_adapted(args.model)
         return _writer(args, adapted.encoder, adapted.model)
@@ -262,7 +244,7 @@ def speech_writer(args: Namespace) -> WordWriter:
 
 
 def text_writer(args: Namespace) -> WordWriter:
-    """What the options of `TextAgent` say."""
+    """The writer for the options of `TextAgent`."""
     return _writer(args, _open(f"text:{args.source_tokenizer}"), load_model(args.model))
 
 
@@ -279,20 +261,18 @@ def _writer(args: Namespace, encoder: Encoder[Any, Any], model: Model) -> WordWr
     return WordWriter(encoder, model, as_trained(parse_policy(args.policy), args.model), by_word=by_word, **options)
 
 
-AGENTS = ("SpeechAgent", "TextAgent")
-
-
 def __getattr__(name: str) -> Any:
-    """The agents are made when they are first asked for, because their base class is SimulEval's."""
-    if name not in AGENTS:
+    """The agents are made on first use, because their base class is SimulEval's."""
+    if name not in ("SpeechAgent", "TextAgent"):
         raise AttributeError(f"module 'zendaya.evaluation.simuleval' has no attribute {name!r}")
     return _agents()[name]
 
 
 class _StreamingAgent:
-    """What both agents do: read what is handed over, write what it makes whole."""
+    """Base of both agents: it reads each segment and writes the words that it completes."""
 
     make: Callable[[Namespace], WordWriter]
+    raw: Callable[[Any], Any]
 
     def __init__(self, args: Namespace) -> None:
         self.writer, self.text = type(self).make(args), ""
@@ -300,7 +280,7 @@ class _StreamingAgent:
 
     @classmethod
     def from_args(cls, args: Namespace) -> Any:
-        """The agent, or one line on what is wrong with its options."""
+        """The agent; wrong options end the program with one line."""
         try:
             return cls(args)
         except ZendayaError as error:
@@ -316,9 +296,6 @@ class _StreamingAgent:
         parts = [] if source_segment.is_empty else [self.writer.read(self.raw(source_segment))]
         parts += [self.writer.finish()] if source_segment.finished else []
         self.text, self.finished = self.writer.join(parts), source_segment.finished
-
-    def raw(self, segment: Any) -> Any:
-        raise NotImplementedError
 
     def policy(self) -> Any:
         from simuleval.agents import ReadAction, WriteAction
@@ -346,7 +323,7 @@ def _agents() -> dict[str, type]:
 
         def raw(self, segment: Any) -> Any:
             if segment.sample_rate != SAMPLE_RATE:
-                raise SourceError(f"speech must have {SAMPLE_RATE} samples a second: got {segment.sample_rate}; convert it first")
+                raise SourceError(f"speech must have {SAMPLE_RATE} samples per second: got {segment.sample_rate}; convert it first")
             return np.asarray(segment.content, np.float32)
 
     class TextAgent(_StreamingAgent, TextToTextAgent):  # type: ignore[misc]

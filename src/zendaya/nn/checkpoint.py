@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 import socket
@@ -91,6 +92,9 @@ class PretrainedModel(
         cls: type[AnyModel], pretrained_model_name_or_path: str | Path, *, map_location: str = "cpu", **hub: Any
     ) -> AnyModel:
         """The model in a folder, or of a hub id (`user/name`); `hub` are options of `huggingface_hub.hf_hub_download`."""
+        known = [name for name in inspect.signature(hf_hub_download).parameters if name not in ("repo_id", "filename")]
+        if unknown := sorted(hub.keys() - set(known)):  # a folder needs none of them, so a misspelt one would be ignored
+            raise ConfigError(f"from_pretrained: no option {unknown[0]!r}; expected map_location or one of {', '.join(known)}")
         return cls._from_pretrained(model_id=str(pretrained_model_name_or_path), map_location=map_location, **hub)
 
     @classmethod

@@ -14,9 +14,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from zendaya.sources.media import SAMPLE_RATE
 DecodeSteps = Callable[[int], object]
 """Decodes a number of steps of every stream of a batch, greedily, from the start."""
 Say = Callable[[str], None]
+PRECISIONS: tuple[Precision, ...] = ("int8", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,64 +62,62 @@ class Plan:
     def __post_init__(self) -> None:
         limits = preset(self.preset)
         if not 1 <= self.source <= limits.window_tokens or not 8 <= self.steps <= limits.max_steps:
-            raise ConfigError(
-                f"{self.preset} has windows of 1 … {limits.window_tokens} source tokens and 8 … {limits.max_steps} steps: "
-                f"got {self.source} and {self.steps}"
-            )
-        if self.training_tokens < 0 or not (math.isfinite(self.encoder_s) and self.encoder_s >= 0):
+            expected = f"1 … {limits.window_tokens} source tokens and 8 … {limits.max_steps} steps"
+            raise ConfigError(f"{self.preset} has windows of {expected}: got {self.source} and {self.steps}")
+        if self.training_tokens < 0 or not 0 <= self.encoder_s < math.inf:
             raise ConfigError(f"training_tokens and encoder_s must be at least 0: got {self.training_tokens} and {self.encoder_s}")
         if min(self.rounds, self.threads, *self.streams, *self.live) < 1:
-            raise ConfigError(
-                f"rounds, threads, streams and live must be at least 1: got {self.rounds}, {self.threads}, {self.streams}, {self.live}"
-            )
+            got = (self.rounds, self.threads, self.streams, self.live)
+            raise ConfigError(f"rounds, threads, streams and live must be at least 1: got {', '.join(map(str, got))}")
         if min(self.sources, default=1) < 1:
             raise ConfigError(f"sources must be at least 1: got {self.sources}")
-        if not (math.isfinite(self.live_s) and self.live_s > 0):
+        if not 0 < self.live_s < math.inf:
             raise ConfigError(f"live_s must be a number of seconds above 0: got {self.live_s}")
         for gamma in self.gammas:
             PowerLaw(gamma)  # checks it
 
 
-@dataclass
-class Figures:
+class Figures(list[float]):
     """Measured values of one contender, one per round."""
-
-    values: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        return median(self.values)
+        return median(self)
 
     @property
-    def spread(self) -> tuple[float, float]:
-        if len(self.values) < 2:
-            return self.values[0], self.values[0]
-        first, _, third = quantiles(self.values, n=4, method="inclusive")
-        return first, third
+    def spread(self) -> list[float]:
+        """First and third quartile."""
+        return list(np.percentile(self, [25, 75]).tolist())
 
 
-Peers = Callable[[Plan, int], dict[str, DecodeSteps]]
-"""Other libraries' decoders of the same shape, for a batch."""
+Peers = Callable[[Plan, int], dict[str, DecodeSteps]]  # other libraries' decoders of the same shape, for a batch
+
+
+@contextlib.contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """A number of PyTorch threads, for the duration; also a decorator."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_turns(
-    contenders: dict[str, DecodeSteps], *, long: int, short: int, rounds: int, also: Callable[[], object] = lambda: None
-) -> dict[str, Figures]:
-    """Seconds per step of each contender. They take turns round by round, then `also` runs; the first round warms up."""
-    figures = {name: Figures() for name in contenders}
+    contenders: dict[str, DecodeSteps], long: int, rounds: int, *, also: Callable[[], float], short: int = 5
+) -> tuple[dict[str, Figures], Figures]:
+    """Seconds per step of each contender, and the values of `also`; all take turns round by round, and the first round warms up."""
+    figures, more = {name: Figures() for name in contenders}, Figures()
     for number in range(rounds + 1):
         for name, decode in contenders.items():
-            started = time.perf_counter()
-            decode(short)
-            between = time.perf_counter()
-            decode(long)
-            whole = time.perf_counter() - between
-            seconds = (whole - (between - started)) / (long - short)
+            brief, whole = _seconds(partial(decode, short)), _seconds(partial(decode, long))
+            seconds = (whole - brief) / (long - short)
             if number:  # where noise exceeds the difference, the whole decode's time per step is an upper bound
-                figures[name].values.append(seconds if seconds > 0 else whole / long)
+                figures[name].append(seconds if seconds > 0 else whole / long)
         if number:
-            also()
-    return figures
+            more.append(also())
+    return figures, more
 
 
 def greedy(engine: Engine, source_BTE: torch.Tensor) -> DecodeSteps:
@@ -140,31 +139,16 @@ def greedy(engine: Engine, source_BTE: torch.Tensor) -> DecodeSteps:
 def ours(plan: Plan, decoder: Decoder, batch: int) -> dict[str, DecodeSteps]:
     """Engines of this library on equal streams."""
     source_BTE = torch.randn(batch, plan.source, decoder.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
-    precisions: tuple[Precision, ...] = ("int8", "float32")
-    engines: dict[str, Engine] = {f"zendaya {p}": NativeEngine(decoder, precision=p, threads=plan.threads) for p in precisions}
-    found = {name: on_threads(1, greedy(engine, source_BTE)) for name, engine in engines.items()}  # the engines have threads of their own
+    engines = {f"zendaya {p}": NativeEngine(decoder, precision=p, threads=plan.threads) for p in PRECISIONS}
+    found = {name: torch_threads(1)(greedy(engine, source_BTE)) for name, engine in engines.items()}  # they have their own threads
     if batch == 1:
-        found["zendaya torch"] = on_threads(plan.threads, greedy(TorchEngine(decoder), source_BTE))
+        found["zendaya torch"] = torch_threads(plan.threads)(greedy(TorchEngine(decoder), source_BTE))
     return found
 
 
-def on_threads(number: int, decode: DecodeSteps) -> DecodeSteps:
-    """The same contender, on a number of PyTorch threads."""
-
-    def decode_there(steps: int) -> object:
-        with torch_threads(number):
-            return decode(steps)
-
-    return decode_there
-
-
-def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int, figures: Figures) -> None:
+@torch_threads(1)
+def ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int = 60) -> float:
     """Tokens per second of `count` streams, each at its own step, horizon, length and γ; a stream that ends is replaced."""
-    with torch_threads(1):
-        figures.values.append(_ragged(plan, engine, count, rounds))
-
-
-def _ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
     rng = np.random.default_rng(plan.seed)
     waiting = torch.randn(2 * count, plan.source, engine.config.source_dim, generator=torch.Generator().manual_seed(plan.seed))
 
@@ -194,26 +178,25 @@ def _ragged(plan: Plan, engine: NativeEngine, count: int, rounds: int) -> float:
     return count * rounds / (time.perf_counter() - started)
 
 
-def by_gamma(plan: Plan, precision: Precision) -> dict[int, dict[float, tuple[Figures, Figures]]]:
-    """Milliseconds per token for each source length and γ, in all and of cross-attention.
+def by_gamma(plan: Plan, source: int) -> dict[float, tuple[Figures, Figures]]:
+    """Milliseconds per token of the int8 engine for each γ, in all and of cross-attention.
 
-    Cross-attention is the difference to a decode that reads nothing, within a round; all γ of a length take turns.
+    Cross-attention is the difference to a decode that reads nothing, within a round; all γ take turns.
     """
-    table: dict[int, dict[float, tuple[Figures, Figures]]] = {}
-    for source in plan.sources:
-        shape = dataclasses.replace(preset(plan.preset).decoder, max_source=max(source, preset(plan.preset).decoder.max_source))
-        engine = NativeEngine(_random(shape, plan.seed), precision=precision, threads=plan.threads)
-        source_BTE = torch.randn(1, source, shape.source_dim)
-        table[source] = {gamma: (Figures(), Figures()) for gamma in plan.gammas}
-        curves = {gamma: PowerLaw(gamma).horizons(source, plan.steps).tolist() for gamma in plan.gammas}
-        for number in range(plan.rounds + 1):
-            blind = _decode_ms(engine, source_BTE, [0] * plan.steps)
-            for gamma, horizons in curves.items():
-                whole = _decode_ms(engine, source_BTE, horizons)
-                if number:
-                    for figure, value in zip(table[source][gamma], (whole, whole - blind), strict=True):
-                        figure.values.append(value)
-    return table
+    shape = preset(plan.preset).decoder
+    shape = dataclasses.replace(shape, max_source=max(source, shape.max_source))
+    engine = NativeEngine(_random(shape, plan.seed), precision="int8", threads=plan.threads)
+    source_BTE = torch.randn(1, source, shape.source_dim)
+    figures = {gamma: (Figures(), Figures()) for gamma in plan.gammas}
+    curves = {gamma: PowerLaw(gamma).horizons(source, plan.steps).tolist() for gamma in plan.gammas}
+    for number in range(plan.rounds + 1):
+        blind = _decode_ms(engine, source_BTE, [0] * plan.steps)
+        for gamma, horizons in curves.items():
+            whole = _decode_ms(engine, source_BTE, horizons)
+            if number:
+                figures[gamma][0].append(whole)
+                figures[gamma][1].append(whole - blind)
+    return figures
 
 
 def _decode_ms(engine: NativeEngine, source_BTE: torch.Tensor, horizons: list[int]) -> float:
@@ -226,23 +209,12 @@ def _decode_ms(engine: NativeEngine, source_BTE: torch.Tensor, horizons: list[in
     return (time.perf_counter() - started) / len(horizons) * 1e3
 
 
-@dataclass(frozen=True)
-class LiveResult:
-    """Live streams: lag of their text, share of the time spent computing and in the engine, and decoder rows per token."""
-
-    streams: int
-    tokens_per_s: float
-    lag_ms_50: float
-    lag_ms_95: float
-    busy: float
-    engine: float
-    rows_per_token: float
-
-
-def live(plan: Plan, engine: NativeEngine, model: Model, count: int) -> LiveResult:
+@torch_threads(1)  # PyTorch's threads would spin after each call, on the engine's processors
+def live(plan: Plan, engine: NativeEngine, model: Model, count: int) -> dict[str, float]:
     """Sessions fed in real time at 3 source tokens per second, each with its own phase, at γ = 1.
 
-    Lag is the time from the arrival that licensed a token to its emission.
+    Lag is the time from the arrival that licensed a token to its emission; `busy` and `engine` are shares of the time spent computing
+    and in the engine.
     """
     rng = np.random.default_rng(plan.seed)
     window, rate = model.config.window_tokens, 3.0
@@ -272,16 +244,11 @@ def live(plan: Plan, engine: NativeEngine, model: Model, count: int) -> LiveResu
             written += len(result.outcomes)
         else:
             time.sleep(max(0.0, min(float(due.min()) - (ended - began), 0.01)))
-    lag_50, lag_95 = np.percentile(lags or [0.0], [50, 95]) * 1e3
-    shares = busy_s / plan.live_s, engine_s / plan.live_s
-    return LiveResult(count, written / plan.live_s, float(lag_50), float(lag_95), *shares, rows / max(1, written))
-
-
-def live_model(plan: Plan) -> Model:
-    """A model of the preset that never ends a text early: the most work its geometry allows."""
-    config = preset(plan.preset)
-    framing = dataclasses.replace(config.framing, suppress=(*config.framing.suppress, config.framing.end))
-    return Model.from_preset(plan.preset, seed=plan.seed, framing=framing)
+    lag_50, lag_95 = (np.percentile(lags or [0.0], [50, 95]) * 1e3).tolist()
+    return {
+        "streams": count, "tokens_per_s": written / plan.live_s, "lag_ms_50": lag_50, "lag_ms_95": lag_95, "busy": busy_s / plan.live_s,
+        "engine": engine_s / plan.live_s, "rows_per_token": rows / max(1, written),
+    }  # fmt: skip
 
 
 def training(plan: Plan) -> Figures:
@@ -300,9 +267,8 @@ def training(plan: Plan) -> Figures:
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
-    with torch_threads(plan.threads):
-        step()
-        return Figures([count * steps / _seconds(step) for _ in range(plan.rounds)])
+    step()
+    return Figures([count * steps / _seconds(step) for _ in range(plan.rounds)])
 
 
 def encoding(plan: Plan) -> Figures:
@@ -316,19 +282,7 @@ def encoding(plan: Plan) -> Figures:
             encoder.read(state, noise[first : first + SAMPLE_RATE // 10])
         encoder.finish(state)
 
-    with torch_threads(plan.threads):
-        return Figures([plan.encoder_s / _seconds(encode) for _ in range(plan.rounds)])
-
-
-@contextlib.contextmanager
-def torch_threads(number: int) -> Iterator[None]:
-    """A number of PyTorch threads, for the duration."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return Figures([plan.encoder_s / _seconds(encode) for _ in range(plan.rounds)])
 
 
 def read_bandwidth(threads: int) -> float:
@@ -369,9 +323,8 @@ def run(plan: Plan, *, peers: Peers | None = None, say: Say = print) -> dict[str
     result: dict[str, Any] = {"plan": dataclasses.asdict(plan), "engine": describe(), "bandwidth_gb_s": bandwidth / 1e9}
     for batch in (1, *plan.streams):
         contenders = {**ours(plan, decoder, batch), **(peers(plan, batch) if peers else {})}
-        engine, rates = NativeEngine(decoder, precision="int8", threads=plan.threads), Figures()
-        also = partial(ragged, plan, engine, batch, 60, rates)
-        figures = in_turns(contenders, long=plan.steps, short=5, rounds=plan.rounds, also=also)
+        engine = NativeEngine(decoder, precision="int8", threads=plan.threads)
+        figures, rates = in_turns(contenders, plan.steps, plan.rounds, also=partial(ragged, plan, engine, batch))
         result[f"equal {batch}"] = _equal_table(batch, figures, say)
         if batch == 1:
             result |= _roofline(plan, decoder, figures, bandwidth, say)
@@ -381,12 +334,11 @@ def run(plan: Plan, *, peers: Peers | None = None, say: Say = print) -> dict[str
         result["gamma"] = _gamma_table(plan, say)
     if plan.live:
         result |= _live_rows(plan, say)
-    more = ((training, plan.training_tokens, "text tokens/s"), (encoding, plan.encoder_s, "times real time"))
-    for measure, amount, unit in more:
+    for measure, amount, unit in ((training, plan.training_tokens, "text tokens/s"), (encoding, plan.encoder_s, "times real time")):
         if amount:
-            figure = measure(plan)
+            figure = torch_threads(plan.threads)(measure)(plan)
             low, high = figure.spread
-            result[measure.__name__] = {"median": figure.median, "spread": [low, high], "unit": unit}
+            result[measure.__name__] = {"median": figure.median, "spread": figure.spread, "unit": unit}
             say(f"\n{measure.__name__}: {figure.median:.0f} {unit} ({low:.0f}–{high:.0f})")
     return result
 
@@ -406,8 +358,7 @@ def _equal_table(batch: int, figures: dict[str, Figures], say: Say) -> dict[str,
 
 def _roofline(plan: Plan, decoder: Decoder, figures: dict[str, Figures], bandwidth: float, say: Say) -> dict[str, Any]:
     rows = {}
-    precisions: tuple[Precision, ...] = ("int8", "float32")
-    for precision in precisions:
+    for precision in PRECISIONS:
         touched = bytes_per_token(decoder, precision, source=plan.source, rows=plan.steps / 2)
         share = touched / figures[f"zendaya {precision}"].median / bandwidth
         rows[f"roofline {precision}"] = {"mb_a_token": touched / 1e6, "share": share}
@@ -417,7 +368,7 @@ def _roofline(plan: Plan, decoder: Decoder, figures: dict[str, Figures], bandwid
 
 def _ragged_row(batch: int, figures: dict[str, Figures], rates: Figures, say: Say) -> dict[str, Any]:
     low, high = rates.spread
-    row: dict[str, Any] = {"tokens_per_s": rates.median, "spread": [low, high]}
+    row: dict[str, Any] = {"tokens_per_s": rates.median, "spread": rates.spread}
     line = f"  {'zendaya int8, ragged':24} {rates.median:38.0f} tokens/s ({low:.0f}–{high:.0f})"
     rivals = {name: batch / figure.median for name, figure in figures.items() if "int8" in name and not name.startswith("zendaya")}
     if rivals:
@@ -431,12 +382,11 @@ def _ragged_row(batch: int, figures: dict[str, Figures], rates: Figures, say: Sa
 def _gamma_table(plan: Plan, say: Say) -> dict[str, Any]:
     say("\none stream by the dial, int8: ms per token (spread), of which cross-attention (spread)")
     table: dict[str, Any] = {}
-    for source, row in by_gamma(plan, "int8").items():
+    for source in plan.sources:
+        row = by_gamma(plan, source)
         line = table[str(source)] = dict[str, Any]()
         for gamma, (whole, cross) in row.items():
-            line[str(gamma)] = {
-                "ms": whole.median, "spread_ms": list(whole.spread), "cross_ms": cross.median, "cross_spread_ms": list(cross.spread),
-            }  # fmt: skip
+            line[str(gamma)] = {"ms": whole.median, "spread_ms": whole.spread, "cross_ms": cross.median, "cross_spread_ms": cross.spread}
             spreads = ["–".join(f"{value:.2f}" for value in figure.spread) for figure in (whole, cross)]
             say(f"  F = {source:5}, γ = {gamma:<4g} {whole.median:.2f} ({spreads[0]}), {cross.median:.2f} ({spreads[1]})")
         if {0.0, 1.0} <= row.keys() and row[0.0][1].median > 0:
@@ -446,15 +396,15 @@ def _gamma_table(plan: Plan, say: Say) -> dict[str, Any]:
 
 
 def _live_rows(plan: Plan, say: Say) -> dict[str, Any]:
-    model, rows = live_model(plan), {}
+    framing, rows = preset(plan.preset).framing, {}
+    endless = dataclasses.replace(framing, suppress=(*framing.suppress, framing.end))  # no text ends early: the most work possible
+    model = Model.from_preset(plan.preset, seed=plan.seed, framing=endless)
     engine = NativeEngine(model.decoder, precision="int8", threads=plan.threads)
     for count in plan.live:
-        with torch_threads(1):  # PyTorch's threads would spin after each call, on the engine's processors
-            found = live(plan, engine, model, count)
-        rows[f"live {count}"] = dataclasses.asdict(found)
+        rows[f"live {count}"] = found = live(plan, engine, model, count)
         say(
-            f"\n{count} live streams, 3 source tokens per second each: {found.tokens_per_s:.0f} tokens/s, "
-            f"lag {found.lag_ms_50:.0f} ms (median), {found.lag_ms_95:.0f} ms (95 %), computing {100 * found.busy:.0f} % of the time, "
-            f"in the engine {100 * found.engine:.0f} %, {found.rows_per_token:.2f} rows per token"
+            f"\n{count} live streams, 3 source tokens per second each: {found['tokens_per_s']:.0f} tokens/s, "
+            f"lag {found['lag_ms_50']:.0f} ms (median), {found['lag_ms_95']:.0f} ms (95 %), computing {100 * found['busy']:.0f} % of the "
+            f"time, in the engine {100 * found['engine']:.0f} %, {found['rows_per_token']:.2f} rows per token"
         )
     return rows

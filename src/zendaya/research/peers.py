@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +23,7 @@ from torch import Tensor, nn
 from zendaya.errors import MissingExtraError
 from zendaya.nn.decoder import Decoder, TextLayer
 from zendaya.nn.presets import preset
-from zendaya.research.bench import torch_threads
-
-if TYPE_CHECKING:
-    from zendaya.research.bench import DecodeSteps, Plan
+from zendaya.research.bench import DecodeSteps, Plan, torch_threads
 
 
 def peers_of(plan: Plan, batch: int) -> dict[str, DecodeSteps]:

@@ -170,10 +170,9 @@ class Batcher:
         behind = [job for job in jobs if job.session.rows.cache.num_source < job.request.horizon]
         self.engine.read_many([job.session.rows.cache for job in behind], [job.session.rows.unread(job.request.horizon) for job in behind])
         requests = [job.request for job in jobs]
-        taps = [request.tap for request in requests]
         return self.engine.rows(
             [job.session.rows.cache for job in jobs], [request.ids for request in requests], [request.horizon for request in requests],
-            taps if any(tap is not None for tap in taps) else None,
+            [request.tap for request in requests],
         )  # fmt: skip
 
     def _answer(self, job: _Job, logits_V: Tensor, finite: bool, now: Round) -> None:

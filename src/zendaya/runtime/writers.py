@@ -84,14 +84,9 @@ class ScheduleWriter:
         self.context, self.schedule = context, schedule
         self.steps, self.skipped, self.floor = 0, 0, 0
         self.gamma: float | None = None
-        self._horizons = list[int]()
-        """The largest horizon of each step."""
-        self._least = list[int]()
-        """The least horizon of each step; the same without a hold."""
-        self._held = 0
-        """The horizon at which a held step is tried next."""
-        self._resume = 0
-        """Tokens that must have arrived before a step that was put off is tried again."""
+        self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
+        self._held = 0  # the horizon at which a held step is tried next
+        self._resume = 0  # tokens that must have arrived before a step that was put off is tried again
         self._gamma_index = len(context.model.config.gammas) - 1
 
     def next(self) -> Work:
@@ -106,8 +101,8 @@ class ScheduleWriter:
                     return None
                 self._resume, arrivals.reached_s = 0, arrivals.now_s
             place = step + self.skipped
-            most = self._horizons[place - 1] if place <= len(self._horizons) else window.width
-            horizon = self._first_try(place, most)
+            most, least = (curve[place - 1] if place <= len(curve) else window.width for curve in (self._horizons, self._least))
+            horizon = min(most, max(self._held, least, self.floor))
             if not arrivals.wait(horizon):
                 return None
             effective = min(horizon, window.arrived)
@@ -118,33 +113,23 @@ class ScheduleWriter:
             waits = config.end_means_wait and token == config.framing.end
             ended = window.complete and effective == window.arrived
             if tap is not None and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
-                self._hold(arrivals.next_try(horizon, most), num_rows)
+                context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
+                context.rows.cost.withdrawn += 1
             elif whole or not waits:
                 self.floor, self._held = horizon, 0
                 return Choice(token, horizon, effective)
             else:
                 self._put_off(place, horizon, effective, num_rows)
 
-    def _first_try(self, place: int, most: int) -> int:
-        """The horizon at which a step is tried next."""
-        if not self.schedule.hold_tokens or place > len(self._least):
-            return most
-        return min(most, max(self._held, self._least[place - 1], self.floor))
-
     def _looks_ahead(self, tap: AttentionTap) -> bool:
         """Whether the most attended source token is among the newest that a hold waits behind."""
         attention_F = tap.mean()
-        return int(attention_F.argmax()) >= attention_F.shape[0] - self.schedule.hold_tokens
-
-    def _hold(self, next_try: int, num_rows: int) -> None:
-        """Nothing is written: the row is withdrawn, and the step tried again when more has arrived."""
-        self.context.rows.cache.num_rows, self._held = num_rows, next_try
-        self.context.rows.cost.withdrawn += 1
+        return int(attention_F.argmax()) >= attention_F.shape[0] - self.schedule.hold
 
     def _put_off(self, place: int, horizon: int, effective: int, num_rows: int) -> None:
         """Nothing to say yet: the row is withdrawn, and written again when it may read more."""
         self.context.rows.cache.num_rows, self._held = num_rows, 0
-        more = self.context.input.next_try(effective, self.context.window.width) if self.schedule.hold_tokens else effective + 1
+        more = self.context.input.next_try(effective, self.context.window.width) if self.schedule.hold else effective + 1
         self._resume, self.floor = more, max(self.floor, more)
         if horizon <= self.context.window.arrived:
             self.skipped += 1 + sum(h == horizon for h in self._horizons[place:])
@@ -179,9 +164,8 @@ class ScheduleWriter:
 
     def _curves(self, schedule: Schedule) -> tuple[IntArray, IntArray]:
         """The largest and the least horizon of each step."""
-        width, num_steps = self.context.window.width, self.context.max_steps
-        largest = schedule.horizons(width, self.steps, num_steps=num_steps)
-        return largest, schedule.least_horizons(width, self.steps, num_steps=num_steps) if schedule.hold_tokens else largest
+        width, count = self.context.window.width, self.context.max_steps
+        return schedule.horizons(width, self.steps, num_steps=count), schedule.least_horizons(width, self.steps, num_steps=count)
 
     def _buffer(self, schedule: Schedule) -> int:
         """Tokens that a head reads: fix pools the whole window and waits for it; inf reads the first B, at most what step 1 may."""

@@ -7,24 +7,20 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
-import logging
 import secrets
 import time
-from typing import Any
+from collections import Counter
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zendaya.serve.config import ServeConfig, is_loopback
-from zendaya.serve.metrics import Gauges
-from zendaya.serve.responses import RETRY_S, error_body
+from zendaya.serve.monitoring import LOG, Gauges
+from zendaya.serve.server import RETRY_S, error_response
 
-LOG = logging.getLogger("zendaya.serve")
 COOKIE = "zendaya"
 """Prefix of the cookie's name; the port follows, since browsers share cookies between the ports of a host."""
-MOST_WRONG = 32
-"""Requests with a wrong key per address that may wait for their answer at the same time."""
+MOST_WRONG = 32  # requests with a wrong key per address that may wait for their answer at the same time
 SUBPROTOCOL_KEY = "openai-insecure-api-key."
 """Prefix of a key sent as a WebSocket subprotocol, as OpenAI's browser clients do."""
 HEADERS = {
@@ -48,17 +44,14 @@ class Guard:
         self.app, self.config, self.gauges = app, config, gauges
         # The cookie's value stands for the key in a browser; it is void once the server stops.
         self._pass = secrets.token_urlsafe(32)
-        self._wrong = dict[str, int]()
-        """Requests with a wrong key that wait for their answer, per address."""
+        self._wrong = Counter[str]()  # requests with a wrong key that wait for their answer, per address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        begun, status = time.perf_counter(), 0
-        gives_cookie = False
+        begun, status, gives_cookie = time.perf_counter(), 0, False
 
         async def answered(message: Message) -> None:
             nonlocal status
@@ -83,10 +76,8 @@ class Guard:
             gives_cookie = how == "basic" and scope["type"] == "http"
             await self.app(scope, receive, answered)
         where = scope["path"] if status not in (401, 403, 404, 429) else "-"  # paths of refused requests are not logged
-        LOG.info(
-            "request", extra={"event": "request", "method": scope.get("method", "WEBSOCKET"), "path": where, "status": status,
-            "ms": round(1000 * (time.perf_counter() - begun), 1)},
-        )  # fmt: skip
+        about = {"method": scope.get("method", "WEBSOCKET"), "path": where, "status": status}
+        LOG.info("request", extra={"event": "request", **about, "ms": round(1000 * (time.perf_counter() - begun), 1)})
 
     async def _slow_down(self, scope: Scope) -> bool:
         """Delay the answer to a wrong key, after all others of its address; False if too many wait.
@@ -94,12 +85,11 @@ class Guard:
         A right key is never delayed, nor is a request without one.
         """
         address = (scope.get("client") or ("", 0))[0]
-        waiting = self._wrong.get(address, 0)
-        if waiting >= MOST_WRONG:
+        if self._wrong[address] >= MOST_WRONG:
             return False
-        self._wrong[address] = waiting + 1
+        self._wrong[address] += 1
         try:
-            await asyncio.sleep(self.config.wrong_key_s * (waiting + 1))
+            await asyncio.sleep(self.config.wrong_key_s * self._wrong[address])
         finally:
             self._wrong[address] -= 1
             if not self._wrong[address]:
@@ -115,10 +105,9 @@ class Guard:
         if self.config.key is None:
             return "open"
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._same(given.strip(), self.config.key):
-            return "bearer"
-        if scheme.lower() == "basic" and self._same(_password(given), self.config.key):
-            return "basic"
+        sent = {"bearer": given.strip(), "basic": _password(given)}.get(scheme.lower())
+        if sent is not None and self._same(sent, self.config.key):
+            return scheme.lower()
         for name in scope.get("subprotocols", ()):
             if name.startswith(SUBPROTOCOL_KEY) and self._same(name.removeprefix(SUBPROTOCOL_KEY), self.config.key):
                 return "subprotocol"
@@ -164,21 +153,16 @@ class Guard:
 
     async def _deny(self, scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str) -> None:
         self.gauges.rejections.labels(code).inc()
-        kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
         if scope["type"] == "websocket":
             await receive()
-        body = json.dumps(error_body(message, code)).encode()
-        headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = dict[str, str]()
         if status == 401:
             # On navigation the browser asks the user for the key; for the page's own requests the page does.
-            mode = dict(scope["headers"]).get(b"sec-fetch-mode", b"navigate")
-            challenge = b'Basic realm="zendaya", charset="UTF-8"' if mode == b"navigate" else b'Bearer realm="zendaya"'
-            headers.append((b"www-authenticate", challenge))
+            navigates = dict(scope["headers"]).get(b"sec-fetch-mode", b"navigate") == b"navigate"
+            headers["www-authenticate"] = 'Basic realm="zendaya", charset="UTF-8"' if navigates else 'Bearer realm="zendaya"'
         if status == 429:
-            headers.append((b"retry-after", str(RETRY_S).encode()))
-        start: dict[str, Any] = {"type": f"{kind}.start", "status": status, "headers": headers}
-        await send(start)
-        await send({"type": f"{kind}.body", "body": body})
+            headers["retry-after"] = str(RETRY_S)
+        await error_response(status, message, code, headers=headers)(scope, receive, send)
 
 
 def _cookie(scope: Scope) -> str:

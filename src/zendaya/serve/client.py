@@ -18,9 +18,9 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlencode
 
 import numpy as np
@@ -29,18 +29,12 @@ from zendaya.errors import ConfigError, MissingExtraError, SourceError, ZendayaE
 from zendaya.records import Event
 
 HEAD = struct.Struct("<Q")
-ACK_EVERY = 32
-"""Events per acknowledgement."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
-"""Seconds before reconnecting: doubled each time, up to the longest."""
-REFUSED = {4400, 4403, 4404, 4409, 4410, 4413}
-"""Close codes after which a session cannot be resumed."""
-KEEP = 256 * 2**20
-"""Bytes of source kept for sending again: more than two hours of audio."""
-BATCH = 64
-"""Messages taken from the outbox in one go."""
-OLD_S = 0.25
-"""Seconds after which a message is sent with its age."""
+ACK_EVERY = 32  # events per acknowledgement
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0  # seconds before reconnecting: doubled each time, up to the longest
+REFUSED = {4400, 4403, 4404, 4409, 4410, 4413}  # close codes after which a session cannot be resumed
+KEEP = 256 * 2**20  # bytes of source kept for sending again: more than two hours of audio
+BATCH = 64  # messages taken from the outbox in one go
+OLD_S = 0.25  # seconds after which a message is sent with its age
 
 
 class _LostError(Exception):
@@ -90,34 +84,38 @@ class _Outbox:
 
     def __init__(self, keep: int) -> None:
         self.changed = threading.Condition()
-        self.buffered = 0
-        """Bytes of source that the server has not acknowledged."""
-        self.limit = 2**62
-        """Bytes that the server lets wait."""
+        self.closed = False  # whether no further message is accepted
+        self.more = asyncio.Event()  # set in the client's thread when there may be something to send
+        self.buffered = 0  # bytes of source that the server has not acknowledged
+        self.limit = 2**62  # bytes that the server lets wait
         self.keep = keep
         self._number = 0
-        self._waiting = deque[_Sent]()
-        """Messages that the server has not acknowledged."""
-        self._kept: list[_Sent] | None = []
-        """All messages; None once they are larger than `keep`."""
+        self._waiting = deque[_Sent]()  # messages that the server has not acknowledged
+        self._kept: list[_Sent] | None = []  # all messages; None once they are larger than `keep`
         self._kept_bytes = self._sent = self._in_flight = 0
 
-    def has_room(self, size: int) -> bool:
-        """Whether a message of some bytes may be added now."""
-        return self.buffered + size <= self.limit or not self.buffered
-
-    def add(self, message: dict[str, Any] | bytes) -> None:
-        """Number a message and append it; the lock is held."""
+    def add(self, message: dict[str, Any] | bytes) -> bool:
+        """Number a message and append it, once there is room for it; False if the outbox is closed."""
         size = len(message) if isinstance(message, bytes) else 0
-        self._number += 1
-        numbered = HEAD.pack(self._number) + message if isinstance(message, bytes) else json.dumps({**message, "seq": self._number})
-        self.buffered += size
-        self._waiting.append(sent := _Sent(self._number, numbered, time.monotonic()))
-        self._kept_bytes += size
-        if self._kept is not None:
-            self._kept.append(sent)
-            if self._kept_bytes > self.keep:
-                self._kept = None
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or not self.buffered or self.buffered + size <= self.limit)
+            if self.closed:
+                return False
+            self._number += 1
+            numbered = HEAD.pack(self._number) + message if isinstance(message, bytes) else json.dumps({**message, "seq": self._number})
+            self._waiting.append(sent := _Sent(self._number, numbered, time.monotonic()))
+            self.buffered += size
+            self._kept_bytes += size
+            if self._kept is not None:
+                self._kept.append(sent)
+                if self._kept_bytes > self.keep:
+                    self._kept = None
+        return True
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
 
     def acknowledge(self, received: int) -> None:
         """The server has the messages up to one."""
@@ -127,6 +125,7 @@ class _Outbox:
                 self.buffered -= one.size
                 self._in_flight -= one.size if one.number <= self._sent else 0
             self.changed.notify_all()
+        self.more.set()
 
     def restart(self) -> None:
         """Send all waiting messages again, on a new connection."""
@@ -159,7 +158,6 @@ class _EventDigest:
         self.count, self.digest = 0, hashlib.sha256()
 
     def add(self, event: Event) -> None:
-        """Append an event."""
         self.count += 1
         what = (event.window_index, event.step, event.token, event.text, event.horizon, event.effective_horizon, event.last, event.schedule)
         self.digest.update(repr(what).encode())
@@ -176,7 +174,49 @@ class _RemoteSession:
         """Its events so far; fewer than the caller was given while a rebuilt session catches up."""
 
 
-class Client:
+class _Inbox:
+    """Captions on their way to the caller, each once: those that a rebuilt session writes again are compared only."""
+
+    def __init__(self, url: str) -> None:
+        self.delivered = _EventDigest()
+        self.error: ZendayaError | None = None  # the error that ended the session
+        self._url = url
+        self._arrived = queue.SimpleQueue[Caption | ZendayaError | None]()
+
+    def deliver(self, caption: Caption, events: _EventDigest) -> None:
+        """Append a caption to the events of its session, and give it to the caller if it is new."""
+        new = events.count == self.delivered.count
+        events.add(caption.event)
+        if new:
+            self.delivered.add(caption.event)
+            self._arrived.put(caption)
+        elif events.count == self.delivered.count and events.digest.digest() != self.delivered.digest.digest():
+            raise self.different()
+
+    def different(self) -> ServerError:
+        """The error of a rebuilt session that writes other events."""
+        problem = "the server has lost the session and now writes another text from the same source"
+        reason = "the model has changed, or patience_s makes the text depend on time"
+        return ServerError(f"{self._url}: {problem}: open a new client ({reason})", "different")
+
+    def end(self, error: ZendayaError | None = None) -> None:
+        """No caption follows; with an error, the caller gets it."""
+        self.error = error
+        self._arrived.put(error)
+
+    def captions(self, *, wait: bool) -> Iterator[Caption]:
+        """The captions that have arrived by now; with `wait`, all up to the end."""
+        while wait or not self._arrived.empty():
+            found = self._arrived.get()
+            if not isinstance(found, Caption):
+                self._arrived.put(found)  # for the next call
+                if found is not None:
+                    raise found
+                return
+            yield found
+
+
+class Client(contextlib.AbstractContextManager["Client"]):
     """One session on a server. Use it as a context manager: leaving it ends the session.
 
         with zendaya.Client("ws://127.0.0.1:8765", gamma=0.5) as client:
@@ -206,27 +246,19 @@ class Client:
         self.num_resumes = self.num_rebuilds = 0
         self.opened: dict[str, Any] = {}
         """The server's `opened` message: model, window, schedule and limits."""
-        self._key = key
         self.reason = ""
         """Why the session has ended: `end`, `idle`, `draining` or `too_long`; empty before."""
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._open = {"type": "open", "source": source, **options}
         self._open |= {name: value for name, value in (("gamma", gamma), ("policy", policy)) if value is not None}
-        self._outbox, self._session, self._delivered = _Outbox(keep), _RemoteSession(), _EventDigest()
-        self._arrived = queue.SimpleQueue[Caption | ZendayaError | None]()
-        self._over = False
-        self._error: ZendayaError | None = None
-        self._more = asyncio.Event()
+        self._outbox, self._session, self._inbox = _Outbox(keep), _RemoteSession(), _Inbox(self.url)
         self._greeted = threading.Event()
-        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="zendaya-client", daemon=True)
         self._thread.start()
         self._greeted.wait()
-        if self._error is not None:
+        if self._inbox.error is not None:
             self.close()
-            raise self._error
-
-    def __enter__(self) -> Client:
-        return self
+            raise self._inbox.error
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -251,30 +283,23 @@ class Client:
         self._post({"type": "turn", **({"policy": gamma} if isinstance(gamma, str) else {"gamma": gamma})})
 
     def flush(self) -> None:
-        """Write out the text of all source so far; what follows begins a new window."""
+        """Write out the text of all source so far; the next source begins a new window."""
         self._post({"type": "flush"})
 
     def captions(self) -> Iterator[Caption]:
         """The captions that have arrived by now."""
-        while not self._arrived.empty():
-            if (caption := self._next()) is None:
-                return
-            yield caption
+        return self._inbox.captions(wait=False)
 
     def finish(self) -> Iterator[Caption]:
         """End the source; the remaining captions, as they arrive."""
         self._post({"type": "end"})
-        while (caption := self._next()) is not None:
-            yield caption
+        yield from self._inbox.captions(wait=True)
 
     def close(self) -> None:
         """End the session, finished or not."""
         if self._thread.is_alive():
-            self._over = True
-            with self._outbox.changed:
-                self._outbox.changed.notify_all()
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop)
+            self._outbox.close()
+            self._call(self._task.cancel)
             self._thread.join()
 
     def _payload(self, values: Any) -> bytes:
@@ -284,62 +309,43 @@ class Client:
             values = np.clip(np.rint(values * 32768.0), -32768, 32767)
         return values.astype("<i2").tobytes()
 
-    def _next(self) -> Caption | None:
-        found = self._arrived.get()
-        if isinstance(found, ZendayaError):
-            self._arrived.put(found)  # for the next call
-            raise found
-        if found is None:
-            self._arrived.put(None)
-        return found
-
     def _post(self, message: dict[str, Any] | bytes) -> None:
         """Hand a message to the client's thread."""
-        size = len(message) if isinstance(message, bytes) else 0
-        with self._outbox.changed:
-            self._outbox.changed.wait_for(lambda: self._over or self._outbox.has_room(size))
-            if self._over:
-                raise self._error or ServerError(f"the session has ended ({self.reason or 'closed'}): open a new client", "over")
-            self._outbox.add(message)
-        with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile; `captions` raises the reason
-            self._loop.call_soon_threadsafe(self._more.set)
+        if not self._outbox.add(message):
+            raise self._inbox.error or ServerError(f"the session has ended ({self.reason or 'closed'}): open a new client", "over")
+        self._call(self._outbox.more.set)
+
+    def _call(self, function: Callable[[], Any]) -> None:
+        """Call a function in the client's thread, if it still runs; otherwise `captions` raises the reason."""
+        with contextlib.suppress(RuntimeError):
+            self._task.get_loop().call_soon_threadsafe(function)
 
     # In the client's thread.
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._task = self._loop.create_task(self._keep_connected())
-            self._loop.run_until_complete(self._task)
+            asyncio.run(self._keep_connected())
         except asyncio.CancelledError:
             pass
         except ZendayaError as error:
-            self._error = error
-            self._arrived.put(error)
+            self._inbox.end(error)
         finally:
-            self._over = True
-            with self._outbox.changed:
-                self._outbox.changed.notify_all()
+            self._outbox.close()
             self._greeted.set()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-    def _stop(self) -> None:
-        self._task.cancel()
 
     async def _keep_connected(self) -> None:
         from websockets.asyncio.client import connect
         from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
         from websockets.typing import Subprotocol
 
+        self._task = cast("asyncio.Task[None]", asyncio.current_task())
         wait_s, lost_s = FIRST_WAIT_S, time.monotonic()
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key is not None else {}
         while True:
             num_opened = self.num_resumes + self.num_rebuilds
             address = f"{self.url}/v1/stream?{urlencode({'session': self._session.name})}"
             try:
                 async with connect(
-                    address, additional_headers=headers, subprotocols=[Subprotocol("zendaya")], compression=None, max_size=None,
+                    address, additional_headers=self._headers, subprotocols=[Subprotocol("zendaya")], compression=None, max_size=None,
                     proxy=None, close_timeout=2, open_timeout=self.patience_s,
                 ) as connection:  # fmt: skip
                     try:
@@ -351,8 +357,11 @@ class Client:
                 problem = "the connection was lost"
             except _LostError:
                 problem = "the server has lost the session"
-                if self._session.opened:
-                    self._rebuild()
+                if self._session.opened:  # another session is sent everything again
+                    if not self._outbox.rewind():
+                        lost = f"the session is lost, and more than {self._outbox.keep} bytes were sent"
+                        raise ServerError(f"{self.url}: {lost}: open a new client with a larger keep", "lost") from None
+                    self._session = _RemoteSession()
             except ConnectionClosed as closed:
                 if closed.rcvd is not None and closed.rcvd.code in REFUSED:
                     raise ServerError(f"the server closed the session: {closed.rcvd.reason}", closed.rcvd.reason) from None
@@ -385,12 +394,15 @@ class Client:
                 message = json.loads(text)
                 type_ = message["type"]
                 if type_ == "opened":
-                    self._on_opened(message)
-                    self._acknowledged(message["received"])
+                    self.num_resumes += session.opened
+                    self.num_rebuilds += not session.opened and bool(self.opened)
+                    session.opened = True
+                    self.opened, self._outbox.limit = message, int(message["max_unread"])
+                    self._outbox.acknowledge(message["received"])
                     sender = asyncio.create_task(self._send_on(connection))
                     self._greeted.set()
                 elif type_ == "ack":
-                    self._acknowledged(message["received"])
+                    self._outbox.acknowledge(message["received"])
                 elif type_ == "error" and message["code"] == "unknown_session":
                     raise _LostError
                 elif type_ == "error":
@@ -411,42 +423,20 @@ class Client:
         return False
 
     async def _send_on(self, connection: Any) -> None:
-        """Send waiting messages, from the first that the server has not acknowledged."""
-        from websockets.exceptions import ConnectionClosed
-
+        """Send waiting messages, from the first that the server has not acknowledged, until the connection is lost."""
         self._outbox.restart()
         was_old = False
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                self._more.clear()
-                idle = True
-                for one in self._outbox.unsent():
-                    idle, ago_s = False, time.monotonic() - one.posted_s
-                    if was_old or ago_s > OLD_S:
-                        was_old = ago_s > OLD_S
-                        await connection.send(json.dumps({"type": "at", "ago_s": ago_s if was_old else 0.0}))
-                    await connection.send(one.message)
-                if idle:
-                    await self._more.wait()
-
-    def _rebuild(self) -> None:
-        """Begin another session, which is sent everything again."""
-        if not self._outbox.rewind():
-            raise ServerError(
-                f"{self.url}: the session is lost, and more than {self._outbox.keep} bytes were sent: open a new client with a larger keep",
-                "lost",
-            )
-        self._session = _RemoteSession()
-
-    def _on_opened(self, message: dict[str, Any]) -> None:
-        self.num_resumes += self._session.opened
-        self.num_rebuilds += not self._session.opened and bool(self.opened)
-        self._session.opened = True
-        self.opened, self._outbox.limit = message, int(message["max_unread"])
-
-    def _acknowledged(self, received: int) -> None:
-        self._outbox.acknowledge(received)
-        self._more.set()
+        while True:
+            self._outbox.more.clear()
+            idle = True
+            for one in self._outbox.unsent():
+                idle, ago_s = False, time.monotonic() - one.posted_s
+                if was_old or ago_s > OLD_S:
+                    was_old = ago_s > OLD_S
+                    await connection.send(json.dumps({"type": "at", "ago_s": ago_s if was_old else 0.0}))
+                await connection.send(one.message)
+            if idle:
+                await self._outbox.more.wait()
 
     def _take(self, message: dict[str, Any]) -> bool:
         """Handle an event; True if it is the last."""
@@ -455,42 +445,21 @@ class Client:
             given = {"token": -1, "text": "", "effective_horizon": 0, "predicted_steps": 0, "last": False, **message}
             event = Event(**{field.name: given[field.name] for field in fields(Event) if field.name in given})
             beside = {name: given.get(name, 0.0) for name in ("spoken_s", "read_s", "policy_lag_s", "compute_lag_s", "exposure")}
-            self._deliver(Caption(event, **beside))
-        elif type_ == "refused":
-            raise ServerError(message["message"], message["code"], message["field"])
-        elif type_ == "failed":
-            raise ServerError(message["message"], message["code"])
+            self._inbox.deliver(Caption(event, **beside), self._session.events)
+        elif type_ in ("refused", "failed"):
+            raise ServerError(message["message"], message["code"], message.get("field", ""))
         elif type_ == "finished":
-            if self._session.events.count < self._delivered.count:
-                raise _different(self.url)
+            if self._session.events.count < self._inbox.delivered.count:
+                raise self._inbox.different()
             with self._outbox.changed:
-                self.reason, self._over = message["reason"], True
+                self.reason, self._outbox.closed = message["reason"], True
                 left = self.buffered
             if left:
                 unread = f"the server has ended the session ({self.reason}) without the last {left} bytes: send them with a new client"
                 raise ServerError(unread, "over")
-            self._arrived.put(None)
+            self._inbox.end()
             return True
         return False
-
-    def _deliver(self, caption: Caption) -> None:
-        """Give a caption to the caller; of a rebuilt session only the new ones, once the old ones have proved equal."""
-        again, delivered = self._session.events, self._delivered
-        new = again.count == delivered.count
-        again.add(caption.event)
-        if new:
-            delivered.add(caption.event)
-            self._arrived.put(caption)
-        elif again.count == delivered.count and again.digest.digest() != delivered.digest.digest():
-            raise _different(self.url)
-
-
-def _different(url: str) -> ServerError:
-    return ServerError(
-        f"{url}: the server has lost the session and now writes another text from the same source: open a new client "
-        f"(the model has changed, or patience_s makes the text depend on time)",
-        "different",
-    )
 
 
 def _reason(body: bytes | bytearray | None) -> str:

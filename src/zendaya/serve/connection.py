@@ -10,14 +10,11 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-CLOSE_S = 3.0
-"""Seconds for the last bytes and the client's close frame."""
-PROTOCOLS = ("zendaya", "realtime")
-"""Supported subprotocols; the server takes the first of them that a client offers."""
+CLOSE_S = 3.0  # seconds for the last bytes and the client's close frame
+PROTOCOLS = ("zendaya", "realtime")  # supported subprotocols; the server takes the first of them that a client offers
 BAD_HELLO, WRONG_TOKEN, UNKNOWN, NO_HELLO, TAKEN_OVER, GONE, OVERRUN = 4400, 4403, 4404, 4408, 4409, 4410, 4413
 """Close codes of our own (docs/protocol.md)."""
-LEFT = (1000, 1001)
-"""Close codes of a client that will not come back."""
+LEFT = (1000, 1001)  # close codes of a client that will not come back
 
 
 class WebSocketConnection:
@@ -63,7 +60,6 @@ class WebSocketConnection:
             raise ConnectionError(str(error)) from None
 
     async def close(self, code: int, reason: str = "") -> None:
-        """Close the connection, if it is open."""
         self._closing = True
         if self._websocket.application_state is WebSocketState.CONNECTED:
             with contextlib.suppress(asyncio.TimeoutError, WebSocketDisconnect, RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Mapping
@@ -11,13 +10,13 @@ from typing import Any
 
 from zendaya.errors import ZendayaError
 from zendaya.runtime.policies import Policy, parse_policy
-from zendaya.schedule import MAX_GAMMA, Schedule
-from zendaya.serve.config import ServeConfig
+from zendaya.schedule import MAX_GAMMA, PowerLaw, Schedule
 
-MAX_POLICY = 200
-"""Characters per policy name."""
+MAX_POLICY = 200  # characters per policy name
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair as JSON escapes it: without the other half it can be read but never be encoded again."""
+DELAYS = {"minimal": 1.0, "low": 0.7, "medium": 0.5, "high": 0.3, "xhigh": 0.1}
+"""γ per OpenAI delay setting; with the shipped model, words come 1.9, 2.4, 3.1, 4.0 and 5.0 s after they were spoken."""
 
 Message = dict[str, Any]
 
@@ -48,62 +47,60 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a JSON number")
 
 
+def _checked(value: Any, valid: bool, field: str, expected: str) -> Any:
+    if not valid:
+        raise FieldError(field, f"{field}: expected {expected}: got {_shown(value)}")
+    return value
+
+
 def string(message: Mapping[str, Any], field: str, default: str | None = None, *, within: str = "", longest: int = 256) -> str:
     """A string; `within` is the path of the object that holds the field, for the error."""
     value = message.get(field, default)
-    if not isinstance(value, str) or len(value) > longest:
-        raise FieldError(within + field, f"{within}{field}: expected a string of at most {longest} characters: got {_shown(value)}")
-    return value
+    valid = isinstance(value, str) and len(value) <= longest
+    return _checked(value, valid, within + field, f"a string of at most {longest} characters")
 
 
 def choice(message: Mapping[str, Any], field: str, among: tuple[str, ...], default: str | None = None, *, within: str = "") -> str:
     """One of a few strings."""
     value = message.get(field, default)
-    if not isinstance(value, str) or value not in among:
-        raise FieldError(within + field, f"{within}{field}: expected one of {', '.join(among)}: got {_shown(value)}")
-    return value
+    return _checked(value, isinstance(value, str) and value in among, within + field, f"one of {', '.join(among)}")
 
 
-def number(
-    message: Mapping[str, Any], field: str, low: float, high: float, default: float | None = None, *, within: str = ""
-) -> float:  # fmt: skip
+def number(message: Mapping[str, Any], field: str, low: float, high: float) -> float:
     """A number within bounds."""
-    value = message.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise FieldError(within + field, f"{within}{field}: expected a number in {low:g} … {high:g}: got {_shown(value)}")
-    return float(value)
+    value = message.get(field)
+    valid = not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
+    return float(_checked(value, valid, field, f"a number in {low:g} … {high:g}"))
 
 
-def integer(message: Mapping[str, Any], field: str, low: int, high: int = 2**53, default: int | None = None, *, within: str = "") -> int:
+def gamma(value: Any, field: str = "gamma") -> float:
+    """A value of γ."""
+    return number({field: value}, field, 0, MAX_GAMMA)
+
+
+def integer(message: Mapping[str, Any], field: str, low: int, high: int = 2**53, default: int | None = None) -> int:
     """An integer within bounds."""
     value = message.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise FieldError(within + field, f"{within}{field}: expected an integer in {low} … {high}: got {_shown(value)}")
-    return value
+    valid = not isinstance(value, bool) and isinstance(value, int) and low <= value <= high
+    return _checked(value, valid, field, f"an integer in {low} … {high}")
 
 
-def flag(message: Mapping[str, Any], field: str, *, default: bool) -> bool:
-    """A boolean."""
-    value = message.get(field, default)
-    if not isinstance(value, bool):
-        raise FieldError(field, f"{field}: expected true or false: got {_shown(value)}")
-    return value
+def flag(message: Mapping[str, Any], field: str) -> bool:
+    """A boolean, by default false."""
+    value = message.get(field, False)
+    return _checked(value, isinstance(value, bool), field, "true or false")
 
 
 def mapping(message: Mapping[str, Any], field: str, *, within: str = "") -> Message:
     """An object; empty if it is missing."""
     value = message.get(field, {})
-    if not isinstance(value, dict):
-        raise FieldError(within + field, f"{within}{field}: expected an object: got {_shown(value)}")
-    return value
+    return _checked(value, isinstance(value, dict), within + field, "an object")
 
 
-def pattern(message: Mapping[str, Any], field: str, form: str, what: str, default: str | None = None) -> str:
-    """A string that a regular expression matches; `what` describes it in the error."""
+def pattern(message: Mapping[str, Any], field: str, form: str, expected: str, default: str | None = None) -> str:
+    """A string that a regular expression matches; `expected` describes it in the error."""
     value = message.get(field, default)
-    if not isinstance(value, str) or not re.fullmatch(form, value, re.ASCII):
-        raise FieldError(field, f"{field}: expected {what}: got {_shown(value)}")
-    return value
+    return _checked(value, isinstance(value, str) and re.fullmatch(form, value, re.ASCII) is not None, field, expected)
 
 
 def known(message: Mapping[str, Any], fields: tuple[str, ...]) -> None:
@@ -125,18 +122,17 @@ def encodable(message: Mapping[str, str]) -> None:
 def pcm(message: Mapping[str, Any], field: str, *, longest: int) -> bytes:
     """s16le samples in base64."""
     value = message.get(field)
-    if not isinstance(value, str):
-        raise FieldError(field, f"{field}: expected samples in base64: got {_shown(value)}")
+    encoded = _checked(value, isinstance(value, str), field, "samples in base64")
     try:
-        data = base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
+        data = base64.b64decode(encoded, validate=True)
+    except ValueError:
         raise FieldError(field, f"{field}: expected standard base64 of whole two-byte samples", "bad_base64") from None
     if len(data) % 2 or len(data) > longest:
         raise FieldError(field, f"{field}: expected an even number of bytes, at most {longest}: got {len(data)}", "bad_samples")
     return data
 
 
-def dial(message: Mapping[str, Any], config: ServeConfig) -> Schedule | Policy | None:
+def dial(message: Mapping[str, Any]) -> Schedule | Policy | None:
     """The schedule or policy in the fields `gamma` or `policy`; None without either."""
     if "gamma" in message and "policy" in message:
         raise FieldError("policy", "policy: give either gamma or policy")
@@ -149,14 +145,7 @@ def dial(message: Mapping[str, Any], config: ServeConfig) -> Schedule | Policy |
         if found.gamma_or_none is not None:
             gamma(float(found.gamma_or_none), "policy")
         return found
-    return config.dial(gamma(message["gamma"])) if "gamma" in message else None
-
-
-def gamma(value: Any, field: str = "gamma") -> float:
-    """A value of γ."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_GAMMA:
-        raise FieldError(field, f"{field}: expected a number in 0 … {MAX_GAMMA:g}: got {_shown(value)}")
-    return float(value)
+    return PowerLaw(gamma(message["gamma"])) if "gamma" in message else None
 
 
 def _shown(value: Any) -> str:

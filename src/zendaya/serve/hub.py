@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,34 +27,29 @@ from zendaya.runtime.pipeline import Pipeline, SourceEncoder, Span, resolve
 from zendaya.runtime.session import Session
 from zendaya.schedule import Schedule
 from zendaya.serve.intake import Intake, Served
-from zendaya.serve.metrics import Gauges
+from zendaya.serve.monitoring import INTERNAL, LOG, Gauges
 from zendaya.sources.live import Clock
-
-LOG = logging.getLogger("zendaya.serve")
-INTERNAL = "internal server error"
 
 
 @dataclass(frozen=True)
 class StreamUpdate:
-    """News of a stream: it was opened, a message was taken or refused, an event was written, it was flushed, reached a mark, finished
-    or failed."""
+    """An update of a stream: it was opened, took or refused a message, wrote an event, was flushed, reached a mark, or ended."""
 
     kind: Literal["opened", "taken", "refused", "event", "flushed", "marked", "finished", "failed"]
-    number: int = 0
-    """The client's number of the message that it answers."""
+    number: int = 0  # the client's number of the message that it answers
     event: Event | None = None
-    exposure: float = 0.0
-    """Mean share of the window that the steps so far have read."""
-    num_bytes: int = 0
-    """Bytes of source that were taken."""
+    exposure: float = 0.0  # mean share of the window that the steps so far have read
+    num_bytes: int = 0  # bytes of source that were taken
     error: str = ""
-    internal: bool = False
-    """Whether a failure is a bug of ours."""
+    internal: bool = False  # whether a failure is a bug of ours
+
+
+Notify = Callable[[list[StreamUpdate]], None]
 
 
 @dataclass
 class _Operation:
-    """Something sent to a stream, on its way through the two threads."""
+    """An operation of a stream, on its way through the two threads."""
 
     kind: Literal["open", "source", "tokens", "turn", "flush", "mark", "end", "skip"]
     now_s: float | None = None
@@ -67,22 +61,17 @@ class _Operation:
 
 @dataclass(eq=False)
 class _StreamWork:
-    """What the two threads keep of a stream."""
+    """State of a stream in the two threads."""
 
-    sent: deque[_Operation] = field(default_factory=deque)
-    """To be encoded."""
-    encoded: deque[_Operation] = field(default_factory=deque)
-    """To be decoded."""
-    in_flight: int = 0
-    """Operations that were not decoded yet; kept under the hub's lock."""
+    sent: deque[_Operation] = field(default_factory=deque)  # to be encoded
+    encoded: deque[_Operation] = field(default_factory=deque)  # to be decoded
+    in_flight: int = 0  # operations that were not decoded yet; kept under the hub's lock
     options: DecodeOptions | None = None
     source: SourceEncoder | None = None
     pipeline: Pipeline | None = None
-    answer: StreamUpdate | None = None
-    """What to say once the session waits again."""
+    answer: StreamUpdate | None = None  # the update to send once the session waits again
     steps: int = 0
-    read: int = 0
-    """Source tokens that the steps have read, for the mean exposure."""
+    read: int = 0  # source tokens that the steps have read, for the mean exposure
 
 
 @dataclass(eq=False, repr=False)
@@ -92,18 +81,14 @@ class Stream:
     hub: Hub
     intake: Intake
     options: DecodeOptions
-    notify: Callable[[list[StreamUpdate]], None]
+    notify: Notify
     timed: bool = True
     """Whether the source comes in real time; if not, tokens arrive when the encoder says, and computing takes no time."""
-    live: bool = False
-    """Whether nothing of it can come before it was spoken: a first message that seems to was late."""
-    unread: int = 0
-    """Bytes of source that wait to be encoded."""
-    source_s: float = 0.0
-    """Seconds of source taken so far."""
+    live: bool = False  # whether nothing of it can come before it was spoken: a first message that seems to was late
+    unread: int = 0  # bytes of source that wait to be encoded
+    source_s: float = 0.0  # seconds of source taken so far
     clock: Clock = field(default_factory=Clock)
-    ago_s: float = 0.0
-    """Age of what is handed over now: above 0 where a client sends again what a server has lost."""
+    ago_s: float = 0.0  # age of the current message: above 0 if a client sends again source that a server has lost
     ended: bool = False
     closed: bool = False
     work: _StreamWork = field(default_factory=_StreamWork)
@@ -112,11 +97,10 @@ class Stream:
     @property
     def window_tokens(self) -> int:
         """W, once it is opened."""
-        pipeline = self.work.pipeline
-        return 0 if pipeline is None else pipeline.session.window_tokens
+        return 0 if self.work.pipeline is None else self.work.pipeline.session.window_tokens
 
     def source(self, payload: bytes, number: int = 0) -> None:
-        """More of the source; a FieldError where it is malformed."""
+        """Send source; FieldError if it is malformed."""
         seconds = self.intake.check(payload)
         if self.timed:
             self.clock.begin(seconds + self.ago_s)
@@ -126,32 +110,32 @@ class Stream:
             self.clock.reach(self.source_s + self.ago_s)
         self.hub.gauges.source_s.inc(seconds)
         now_s = self._now_s()
-        parts = list(self.intake.pieces(payload)) or [b""]
-        for part in parts[:-1]:
-            self._put(_Operation("source", now_s, payload=part))
-        self._put(_Operation("source", now_s, number, parts[-1]))
+        *parts, last = list(self.intake.pieces(payload)) or [b""]
+        for part in parts:
+            self.hub.put(self, _Operation("source", now_s, payload=part))
+        self.hub.put(self, _Operation("source", now_s, number, last))
 
     def turn(self, schedule: Schedule, number: int = 0) -> None:
-        """Turn the dial, once what came before is written."""
-        self._put(_Operation("turn", self._now_s(), number, schedule=schedule))
+        """Turn the dial, once all source before is written."""
+        self.hub.put(self, _Operation("turn", self._now_s(), number, schedule=schedule))
 
     def flush(self, number: int = 0) -> None:
-        """Write out what has been sent; what follows begins a new window."""
-        self._put(_Operation("flush", self._now_s(), number))
+        """Write out all source so far; the next source begins a new window."""
+        self.hub.put(self, _Operation("flush", self._now_s(), number))
 
     def mark(self, number: int = 0) -> None:
         """Ask for an update when all that was sent before has been written."""
-        self._put(_Operation("mark", number=number))
+        self.hub.put(self, _Operation("mark", number=number))
 
     def end(self, number: int = 0) -> None:
         """End the source here; a second call changes nothing."""
         if not self.ended:
             self.ended = True
-            self._put(_Operation("end", self._now_s(), number))
+            self.hub.put(self, _Operation("end", self._now_s(), number))
 
     def skip(self, number: int) -> None:
         """Take a refused message in its turn, and do nothing."""
-        self._put(_Operation("skip", number=number))
+        self.hub.put(self, _Operation("skip", number=number))
 
     def close(self) -> None:
         """Drop the stream, whatever is still to be written; no update comes any more."""
@@ -160,14 +144,11 @@ class Stream:
             self.hub.drop(self)
 
     def _now_s(self) -> float | None:
-        """When what is handed over came; it never goes back."""
+        """Arrival time of the current message; never earlier than the last one."""
         if not self.timed:
             return None
         self._latest_s = max(self._latest_s, self.clock() - self.ago_s)
         return self._latest_s
-
-    def _put(self, operation: _Operation) -> None:
-        self.hub.put(self, operation)
 
 
 class Hub:
@@ -184,8 +165,7 @@ class Hub:
         self._streams = set[Stream]()
         self._dropped = list[Stream]()
         self._busy = dict[Session, Stream]()
-        self._patient = set[Stream]()
-        """Streams whose patience is limited."""
+        self._patient = set[Stream]()  # streams whose patience is limited
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._repeat, args=(each,), name=f"zendaya-{name}", daemon=True)
@@ -198,21 +178,12 @@ class Hub:
 
     @property
     def alive(self) -> bool:
-        """Whether both threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(
-        self,
-        intake: Intake,
-        options: DecodeOptions,
-        notify: Callable[[list[StreamUpdate]], None],
-        *,
-        timed: bool = True,
-        live: bool = False,
-    ) -> Stream:
+    def open(self, intake: Intake, options: DecodeOptions, notify: Notify, *, timed: bool = True, live: bool = False) -> Stream:
         """A new stream; its first update says whether it could be opened."""
         stream = Stream(self, intake, options, notify, timed, live)
         self._streams.add(stream)
@@ -220,7 +191,6 @@ class Hub:
         return stream
 
     def put(self, stream: Stream, operation: _Operation) -> None:
-        """Hand an operation to the threads."""
         if stream.closed:
             return
         with self._lock:
@@ -232,7 +202,6 @@ class Hub:
         self.gauges.queue.inc()
 
     def drop(self, stream: Stream) -> None:
-        """Forget a stream."""
         self._streams.discard(stream)
         with self._lock:
             self.gauges.queue.dec(len(stream.work.sent))
@@ -265,7 +234,7 @@ class Hub:
     # In the threads.
 
     def _repeat(self, each: Callable[[], bool]) -> None:
-        """Call it until it returns False; a bug must not end the thread that all streams need."""
+        """Call a function until it returns False; a bug must not end the thread that all streams need."""
         while True:
             try:
                 if not each():
@@ -275,7 +244,7 @@ class Hub:
                 self._fail_busy()
 
     def _fail_busy(self) -> None:
-        """End the streams of a round that failed as a whole: whose fault it was cannot be told."""
+        """End the streams of a round that failed as a whole: the faulty one is not known."""
         with self._lock:
             busy, self._busy = dict(self._busy), {}
         for session in busy:
@@ -314,7 +283,7 @@ class Hub:
         return True
 
     def _encode(self, stream: Stream, operation: _Operation) -> tuple[list[StreamUpdate], list[_Operation]]:
-        """What an operation becomes on the way to the decoder."""
+        """Encode an operation: the updates for its client, and the operations for the decoder."""
         work, taken = stream.work, StreamUpdate("taken", operation.number, num_bytes=len(operation.payload))
         if operation.kind == "open":
             options = dataclasses.replace(stream.options, schedule=self.served.as_trained(stream.options.schedule))
@@ -398,12 +367,13 @@ class Hub:
     def _feed(self, stream: Stream) -> list[tuple[Stream, StreamUpdate]]:
         """Operations of a stream, up to one that makes it busy; an error, of whatever kind, ends this stream alone."""
         updates = list[StreamUpdate]()
-        while not self._is_busy(stream) and not stream.closed:
+        work = stream.work
+        while not stream.closed and (work.pipeline is None or work.pipeline.session not in self._busy):
             with self._lock:
-                if not stream.work.encoded:
+                if not work.encoded:
                     break
-                operation = stream.work.encoded.popleft()
-                stream.work.in_flight -= 1
+                operation = work.encoded.popleft()
+                work.in_flight -= 1
             self.gauges.queue.dec()
             try:
                 updates += self._apply(stream, operation)
@@ -411,49 +381,42 @@ class Hub:
                 updates.append(_failure(error, operation.number))
         return [(stream, update) for update in updates]
 
-    def _is_busy(self, stream: Stream) -> bool:
-        return stream.work.pipeline is not None and stream.work.pipeline.session in self._busy
-
     def _apply(self, stream: Stream, operation: _Operation) -> list[StreamUpdate]:
         work, pipeline = stream.work, stream.work.pipeline
         if operation.kind == "open":
-            work.pipeline = self._opened(stream)
+            assert work.options is not None
+            clock = stream.clock if stream.timed else None
+            work.pipeline = Pipeline(Session(self.served.model, work.options, clock=clock, engine=self._batcher.engine), work.source)
+            if work.options.patience_s < math.inf:
+                self._patient.add(stream)
             return [StreamUpdate("opened")]
         if pipeline is None:
             return []  # it could not be opened, and its client was told
-        if operation.kind == "tokens":
-            assert operation.span is not None
-            self._let_write(stream, pipeline.decode(operation.span))
-        elif operation.kind == "turn":
+        if operation.kind == "mark":
+            return [StreamUpdate("marked", operation.number)]
+        if operation.kind == "turn":
             assert operation.schedule is not None
             try:
                 pipeline.turn(self.served.as_trained(operation.schedule))
             except ZendayaError as error:
                 return [StreamUpdate("refused", operation.number, error=f"gamma: {error}")]
             return [self._written(stream, mark) for mark in pipeline.session.take_marks()]
-        elif operation.kind == "mark":
-            return [StreamUpdate("marked", operation.number)]
-        elif operation.kind == "flush":
+        if operation.kind == "flush":
             work.answer = StreamUpdate("flushed", operation.number)
-            self._let_write(stream, pipeline.cut(operation.now_s))
+            pipeline.cut(operation.now_s)
         elif operation.kind == "end":
             work.answer = StreamUpdate("finished", operation.number)
-            self._let_write(stream, pipeline.finish(operation.now_s))
+            pipeline.finish(operation.now_s)
+        else:
+            assert operation.span is not None
+            pipeline.decode(operation.span)
+        self._let_write(stream, pipeline.session)
         return []
 
-    def _let_write(self, stream: Stream, events: Iterator[Event]) -> None:
-        """The batcher draws what the session has to write, in place of the iterator."""
-        assert stream.work.pipeline is not None
-        self._busy[stream.work.pipeline.session] = stream
-        self._batcher.add(stream.work.pipeline.session)
-
-    def _opened(self, stream: Stream) -> Pipeline:
-        options = stream.work.options
-        assert options is not None
-        session = Session(self.served.model, options, clock=stream.clock if stream.timed else None, engine=self._batcher.engine)
-        if options.patience_s < math.inf:
-            self._patient.add(stream)
-        return Pipeline(session, stream.work.source)
+    def _let_write(self, stream: Stream, session: Session) -> None:
+        """Let the batcher draw the events of a session, in place of the pipeline's iterator."""
+        self._busy[session] = stream
+        self._batcher.add(session)
 
     def _forget(self, stream: Stream) -> None:
         pipeline, stream.work.pipeline = stream.work.pipeline, None
@@ -472,7 +435,7 @@ class Hub:
         return max(0.005, min(due)) if due else None
 
     def _end_patience(self, stream: Stream) -> None:
-        """Let a stream write whose patience is over."""
+        """Let a stream write once its patience is over."""
         pipeline = stream.work.pipeline
         if pipeline is None or pipeline.session in self._busy or pipeline.session.deadline_s is None:
             return
@@ -481,7 +444,8 @@ class Hub:
                 return
         now_s = stream.clock()
         if now_s > pipeline.session.deadline_s:
-            self._let_write(stream, pipeline.advance(now_s))
+            pipeline.advance(now_s)
+            self._let_write(stream, pipeline.session)
 
 
 def _tokens(spans: list[Span]) -> list[_Operation]:

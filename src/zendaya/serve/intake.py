@@ -25,14 +25,11 @@ from zendaya.sources.media import SAMPLE_RATE, Frame, Samples
 
 Kind = Literal["audio", "features", "frames"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RATES = (8000, 48_000)
-"""Lowest and highest sample rate, in samples per second."""
+RATES = (8000, 48_000)  # lowest and highest sample rate, in samples per second
 PIECE = 2 * SAMPLE_RATE
 """Bytes of audio encoded in one go, about a second, so that a long message does not delay other streams."""
-MAX_PICTURE = 4096 * 4096
-"""Pixels per picture: 48 MB once decoded."""
-MAX_ROWS_S = 1000.0
-"""Highest rate of feature rows, in rows per second."""
+MAX_PICTURE = 4096 * 4096  # pixels per picture: 48 MB once decoded
+MAX_ROWS_S = 1000.0  # highest rate of feature rows, in rows per second
 
 
 @dataclass(frozen=True)
@@ -48,30 +45,22 @@ class Served:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of source it takes."""
-        modality = "features" if self.encoder is None else self.encoder.traits.modality
-        if modality == "audio":
-            return ("audio", "features")
-        return ("frames", "features") if modality == "video" else ("features",)
+        raw: dict[str, Kind] = {"audio": "audio", "video": "frames"}
+        modality = None if self.encoder is None else self.encoder.traits.modality
+        return (raw[modality], "features") if modality in raw else ("features",)
 
     def as_trained(self, schedule: Schedule | Policy) -> Schedule | Policy:
         """The schedule; a wait-k without a stride gets the one of training."""
         return as_trained(schedule, self.checkpoint or self.name)
 
-    @property
-    def tokens_per_s(self) -> float:
-        return FPS if self.encoder is None else self.encoder.traits.tokens_per_s
-
     def intake(self, kind: Kind, rate: float | None = None) -> Intake:
         """An intake for one source; `rate` is samples or rows per second, by default the model's own."""
         if kind not in self.kinds:
             raise FieldError("source", f"source: {self.name} takes {' or '.join(self.kinds)}: got {kind!r}")
-        if kind == "audio":
-            assert self.encoder is not None
-            return AudioIntake(self.encoder, SAMPLE_RATE if rate is None else rate)
-        if kind == "frames":
-            assert self.encoder is not None
-            return FrameIntake(self.encoder, rate)
-        return FeatureIntake(self.model.config.decoder.source_dim, self.tokens_per_s if rate is None else rate)
+        if kind == "features" or self.encoder is None:
+            own_rate = FPS if self.encoder is None else self.encoder.traits.tokens_per_s
+            return FeatureIntake(self.model.config.decoder.source_dim, own_rate if rate is None else rate)
+        return FrameIntake(self.encoder, rate) if kind == "frames" else AudioIntake(self.encoder, SAMPLE_RATE if rate is None else rate)
 
 
 def load_served(name: str, encoder: str | None = None) -> Served:
@@ -81,17 +70,14 @@ def load_served(name: str, encoder: str | None = None) -> Served:
         return Served(Path(name).name, load_model(name), checkpoint=name)
     model, found = load_live(name, encoder)
     if not found.traits.live:
-        raise ConfigError(
-            f"{found.traits.name}: cannot be served live: its tokens read the whole recording; "
-            f"give --encoder with a live one, as whisper:tiny.en,block_s=1"
-        )
+        problem = f"{found.traits.name}: cannot be served live: its tokens read the whole recording"
+        raise ConfigError(f"{problem}; give --encoder with a live one, as whisper:tiny.en,block_s=1")
     return Served(Path(name).name, model, found, name)
 
 
 class Intake:
     """One source: turns the bytes of messages into raw input for an encoder, in order."""
 
-    kind: Kind
     encoder: Encoder[Any, Any]
 
     def check(self, payload: bytes) -> float:
@@ -114,8 +100,6 @@ class Intake:
 class AudioIntake(Intake):
     """Mono samples, s16le or (`floats`) float32, resampled to the encoder's rate as they arrive."""
 
-    kind = "audio"
-
     def __init__(self, encoder: Encoder[Any, Any], rate: float = SAMPLE_RATE, *, floats: bool = False) -> None:
         if rate != int(rate) or not RATES[0] <= rate <= RATES[1]:
             raise FieldError("rate", f"rate: expected whole samples per second in {RATES[0]} … {RATES[1]}: got {rate:g}")
@@ -124,9 +108,8 @@ class AudioIntake(Intake):
 
     def check(self, payload: bytes) -> float:
         if len(payload) % self.width:
-            raise FieldError(
-                "samples", f"samples: expected s16le, two bytes each: got {len(payload)} bytes, a sample cut in two", "bad_samples"
-            )
+            problem = f"samples: expected s16le, two bytes each: got {len(payload)} bytes, a sample cut in two"
+            raise FieldError("samples", problem, "bad_samples")
         return len(payload) / self.width / self.rate
 
     def pieces(self, payload: bytes) -> Iterator[bytes]:
@@ -139,11 +122,7 @@ class AudioIntake(Intake):
         return samples_S if self._resampler is None else self._resampler.read(samples_S)
 
     def rest(self) -> Samples | None:
-        if self._resampler is None:
-            return None
-        rest_S = self._resampler.finish()
-        self._resampler = Resampler(self.rate)
-        return rest_S
+        return None if self._resampler is None else self._resampler.finish()
 
 
 class Resampler:
@@ -158,32 +137,31 @@ class Resampler:
         except ModuleNotFoundError:
             raise MissingExtraError("av", "audio", "resampling") from None
         self.rate = rate
-        self._frame, self._resampler = av.AudioFrame, av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
-        self._num_read = 0
+        self._av = av
+        self._resampler: av.AudioResampler | None = None
 
     def read(self, samples_S: Samples) -> Samples:
         """The output samples that the next input samples complete."""
         if not samples_S.size:
             return samples_S
-        frame = self._frame.from_ndarray(samples_S[None], format="flt", layout="mono")
+        if self._resampler is None:
+            self._resampler = self._av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+        frame = self._av.AudioFrame.from_ndarray(samples_S[None], format="flt", layout="mono")
         frame.sample_rate = self.rate
-        self._num_read += samples_S.size
         return self._join(self._resampler.resample(frame))
 
     def finish(self) -> Samples:
-        """The last output samples."""
-        return self._join(self._resampler.resample(None)) if self._num_read else np.zeros(0, np.float32)
+        """The last output samples; the next input begins anew."""
+        ended, self._resampler = self._resampler, None
+        return self._join([] if ended is None else ended.resample(None))
 
     @staticmethod
     def _join(frames: list[Any]) -> Samples:
-        parts = [frame.to_ndarray().reshape(-1) for frame in frames]
-        return np.concatenate(parts).astype(np.float32, copy=False) if parts else np.zeros(0, np.float32)
+        return np.concatenate([np.zeros(0, np.float32), *(frame.to_ndarray().reshape(-1) for frame in frames)])
 
 
 class FeatureIntake(Intake):
     """Feature rows, float32 little-endian: source tokens that an encoder made elsewhere."""
-
-    kind = "features"
 
     def __init__(self, dim: int, rate: float) -> None:
         if not 0 < rate <= MAX_ROWS_S:
@@ -193,19 +171,13 @@ class FeatureIntake(Intake):
 
     def check(self, payload: bytes) -> float:
         if len(payload) % (4 * self.dim):
-            raise FieldError(
-                "features",
-                f"features: expected rows of {self.dim} float32, {4 * self.dim} bytes each: got {len(payload)} bytes",
-                "bad_shape",
-            )
+            problem = f"features: expected rows of {self.dim} float32, {4 * self.dim} bytes each: got {len(payload)} bytes"
+            raise FieldError("features", problem, "bad_shape")
         rows = self.raw(payload)
         good = readable_prefix(rows, LARGEST_FEATURE)
         if good < rows.shape[0]:
-            raise FieldError(
-                "features",
-                f"features: row {good} of the message holds a value that is not finite or not below {LARGEST_FEATURE:g}",
-                "not_finite",
-            )
+            problem = f"features: row {good} of the message holds a value that is not finite or not below {LARGEST_FEATURE:g}"
+            raise FieldError("features", problem, "not_finite")
         return rows.shape[0] / self.rate
 
     def raw(self, payload: bytes) -> Any:
@@ -214,8 +186,6 @@ class FeatureIntake(Intake):
 
 class FrameIntake(Intake):
     """Encoded pictures, JPEG or PNG, one per message, at the encoder's own rate."""
-
-    kind = "frames"
 
     def __init__(self, encoder: Encoder[Any, Any], rate: float | None) -> None:
         self.encoder, self.rate = encoder, encoder.traits.tokens_per_s
@@ -245,9 +215,7 @@ def decode_picture(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
             if image.width * image.height > MAX_PICTURE:
                 raise SourceError(f"picture: {image.width} × {image.height}: expected at most {MAX_PICTURE} pixels; scale it down")
             return np.asarray(image.convert("RGB"))
-    except SourceError:
-        raise
-    except MemoryError:
+    except (SourceError, MemoryError):
         raise
     except Exception as error:  # a damaged picture can raise anything in Pillow
         raise SourceError(f"picture: damaged: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}") from None

@@ -1,16 +1,14 @@
-"""A file or a pipe opened for decoding, by the demuxer that its first bytes name.
-
-Files are opened here and handed to PyAV as bytes. PyAV opens nothing by itself: a playlist, a reference to another file or a URL inside
-a file is never followed.
-"""
+"""A file or a pipe opened for decoding, by the demuxer that its first bytes name; files and URLs that it refers to are never opened."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import re
 import stat
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,18 +33,18 @@ _EXACT = ("wav", "flac", "mov", "matroska", "avi")
 """Formats whose header gives the length exactly; mp3 and ogg estimate it."""
 _NO_TRACK_LENGTHS = ("matroska",)
 """Formats whose header gives only the end of the longest track: any one track may be shorter."""
+_FFMPEG_NAMES = {"mov": "mov,mp4,m4a,3gp,3g2,mj2", "matroska": "matroska,webm"}
 _INDIRECT = (
-    (b"#EXTM3U", "an HLS or M3U playlist"),
-    (b"ffconcat", "a concat list"),
-    (b"v=0", "an SDP session description"),
-    (b"[playlist]", "a PLS playlist"),
-    (b"[Reference]", "an ASX reference"),
-    (b"RTSPtext", "a QuickTime reference"),
-    (b"SMIL", "a QuickTime reference"),
-    (b"<", "an XML manifest (DASH, Smooth Streaming, SMIL …)"),
-)
+    (b"#EXTM3U", "an HLS or M3U playlist"), (b"ffconcat", "a concat list"), (b"v=0", "an SDP session description"),
+    (b"[playlist]", "a PLS playlist"), (b"[Reference]", "an ASX reference"), (b"RTSPtext", "a QuickTime reference"),
+    (b"SMIL", "a QuickTime reference"), (b"<", "an XML manifest (DASH, Smooth Streaming, SMIL …)"),
+)  # fmt: skip
 _PICTURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp")
+_MAGIC = (
+    ("wav", rb"(RIFF|RF64)....WAVE"), ("avi", rb"RIFF....AVI "), ("mov", rb"....(ftyp|moov|mdat|free|skip|wide|pnot|styp)"),
+    ("flac", rb"fLaC"), ("ogg", rb"OggS"), ("matroska", rb"\x1aE\xdf\xa3"),
+    ("mp3", rb"ID3|\xff[\xe2-\xe7\xea-\xef\xf2-\xf7\xfa-\xff]"),  # the sync word of MPEG audio, layers I–III
+)  # fmt: skip
 
 Source = str | Path | BinaryIO
 
@@ -65,31 +63,26 @@ class OpenMedia:
 
     def stream(self, kind: Literal["audio", "video"]) -> Any:
         """The first stream of a kind."""
-        streams = [stream for stream in self.container.streams if stream.type == kind]
-        if not streams:
-            what = "sound" if kind == "audio" else "pictures"
-            raise SourceError(f"{self.name}: no {what} in it: expected at least one {kind} stream; got {self._contents()}")
-        if streams[0].codec_context is None:
+        counts = Counter(stream.type for stream in self.container.streams)
+        if not counts[kind]:
+            what, got = "sound" if kind == "audio" else "pictures", " and ".join(f"{n} {name}" for name, n in sorted(counts.items()) if n)
+            raise SourceError(f"{self.name}: no {what} in it: expected at least one {kind} stream; got {got or 'no streams'}")
+        stream = next(stream for stream in self.container.streams if stream.type == kind)
+        if stream.codec_context is None:
             raise SourceError(f"{self.name}: unknown {kind} codec: the file is damaged, or must be converted to another codec")
-        return streams[0]
-
-    def _contents(self) -> str:
-        kinds = [stream.type for stream in self.container.streams]
-        return " and ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))) or "no streams"
+        return stream
 
     def frames(self, stream: Any) -> Iterator[Any]:
         """Decoded frames of a stream, in order; damage is an error that says where."""
         import av
 
+        frame: Any
         at_s, all_tracks = 0.0, self.format in _NO_TRACK_LENGTHS
         try:
             for packet in self.container.demux() if all_tracks else self.container.demux(stream):
                 if all_tracks:
                     self._count(packet)
-                if packet.stream.index != stream.index:
-                    continue
-                frame: Any
-                for frame in packet.decode():
+                for frame in packet.decode() if packet.stream.index == stream.index else ():
                     at_s = frame.time if frame.time is not None else at_s
                     yield frame
         except (av.error.FFmpegError, OSError) as error:
@@ -104,22 +97,17 @@ class OpenMedia:
 
     def check_length(self, stream: Any, got_s: float) -> None:
         """Raise SourceError if less was decoded than the header promises: the recording was cut."""
-        promised_s, got_s = self._header_length_s(stream), max(got_s, self.tracks_end_s)
-        if promised_s is not None and got_s < promised_s - max(SHORTFALL_S, 0.01 * promised_s):
-            raise SourceError(
-                f"{self.name}: cut short: its header says {promised_s:.2f} s and it holds {got_s:.2f} s; "
-                f"fetch it again, or allow cut recordings"
-            )
-
-    def _header_length_s(self, stream: Any) -> float | None:
-        """The length in the header, where the format gives it exactly."""
+        promised_s: float | None = None
         if self.wav is not None:
-            return self.wav.length_s
-        if self.format not in _EXACT:
-            return None
-        if self.format not in _NO_TRACK_LENGTHS and stream.duration is not None and stream.time_base is not None:
-            return float(stream.duration * stream.time_base)
-        return self.container.duration / 1e6 if self.container.duration is not None else None
+            promised_s = self.wav.length_s
+        elif self.format in _EXACT and self.format not in _NO_TRACK_LENGTHS and None not in (stream.duration, stream.time_base):
+            promised_s = float(stream.duration * stream.time_base)
+        elif self.format in _EXACT and self.container.duration is not None:
+            promised_s = self.container.duration / 1e6
+        got_s = max(got_s, self.tracks_end_s)
+        if promised_s is not None and got_s < promised_s - max(SHORTFALL_S, 0.01 * promised_s):
+            found = f"its header says {promised_s:.2f} s and it holds {got_s:.2f} s"
+            raise SourceError(f"{self.name}: cut short: {found}; fetch it again, or allow cut recordings")
 
 
 class _Pipe(io.RawIOBase):
@@ -181,7 +169,7 @@ def open_container(source: Source) -> Iterator[OpenMedia]:
                 opened = _Pipe(head[wav.start :], file, wav.size)
             else:
                 opened = _Pipe(head, file)
-        options["format_whitelist"] = _demuxers(demuxer)
+        options["format_whitelist"] = _FFMPEG_NAMES.get(demuxer, demuxer)
         try:
             container = av.open(opened, "r", format=demuxer, io_open=refuse, metadata_errors="replace", container_options=options)
         except av.error.FFmpegError as error:
@@ -219,18 +207,7 @@ def _read_on(file: BinaryIO, held: bytearray, least: int) -> bool:
 
 def _known_format(head: bytes) -> str | None:
     """The demuxer for the first bytes of a supported format, else None."""
-    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
-        return "wav"
-    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        return "avi"
-    if head[4:8] in _MP4_BOXES:
-        return "mov"
-    for magic, kind in ((b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1aE\xdf\xa3", "matroska"), (b"ID3", "mp3")):
-        if head.startswith(magic):
-            return kind
-    if len(head) > 1 and head[0] == 0xFF and head[1] & 0xE6 in (0xE2, 0xE4, 0xE6):  # MPEG audio sync, layers I–III
-        return "mp3"
-    return None
+    return next((kind for kind, magic in _MAGIC if re.match(magic, head, re.DOTALL)), None)
 
 
 def _format(head: bytes, name: str) -> str:
@@ -250,31 +227,21 @@ def _format(head: bytes, name: str) -> str:
 
 def _read_to_index(file: BinaryIO, held: bytearray, name: str) -> None:
     """Buffer an mp4 in a pipe up to its index, which must come before its media: a pipe cannot seek back."""
-    place = 0
+    place, advice = 0, "give the file itself, or write it with ffmpeg -movflags +faststart"
     while _read_on(file, held, place + 16):  # the end of the file is left to FFmpeg
         size, box = int.from_bytes(held[place : place + 4], "big"), held[place + 4 : place + 8]
         if box == b"moov":
             return
         if box == b"mdat":
-            raise SourceError(
-                f"{name}: an mp4 whose index (moov) comes after its media cannot be read from a pipe: "
-                f"give the file itself, or write it with ffmpeg -movflags +faststart"
-            )
+            raise SourceError(f"{name}: an mp4 whose index (moov) comes after its media cannot be read from a pipe: {advice}")
         if size == 1:
             size = int.from_bytes(held[place + 8 : place + 16], "big")
         if size < 8:  # 0: a box to the end of the file; else damage, which FFmpeg reports
             return
         place += size
         if place > MAX_PADDING:
-            raise SourceError(
-                f"{name}: an mp4 with more than {MAX_PADDING} bytes before its index (moov) cannot be read from a pipe: "
-                f"give the file itself, or write it with ffmpeg -movflags +faststart"
-            )
-
-
-def _demuxers(kind: str) -> str:
-    """FFmpeg's own names of a demuxer, as its whitelist needs them."""
-    return {"mov": "mov,mp4,m4a,3gp,3g2,mj2", "matroska": "matroska,webm"}.get(kind, kind)
+            what = f"an mp4 with more than {MAX_PADDING} bytes before its index (moov)"
+            raise SourceError(f"{name}: {what} cannot be read from a pipe: {advice}")
 
 
 @dataclass(frozen=True)

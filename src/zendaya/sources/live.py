@@ -1,4 +1,4 @@
-"""Live sources: chunks of raw input as they arrive, from a file at once or at its own speed, from a pipe or a microphone."""
+"""Live sources: chunks of raw input as they arrive, from a file at once or at its own speed, a pipe or a microphone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from zendaya.errors import MissingExtraError, SourceError
+from zendaya.sources.media import SAMPLE_RATE, AudioChunk, chunk_size
+
 TICK_S = 0.05
 """Longest time between two arrivals: keys, deadlines and the status line are looked at that often."""
 MAX_CHUNKS = 600
 """Chunks that a reading thread may be ahead; beyond it a pipe is not read further, and a microphone loses sound."""
+Deadline = Callable[[], float | None]
+"""When the next decision is due, in seconds of the source."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,8 @@ def at_once(chunks: Iterable[Any]) -> Iterator[Arrival]:
     return (Arrival(raw) for raw in chunks)
 
 
-def paced(
-    chunks: Iterable[tuple[Any, float]], clock: Callable[[], float], deadline_s: Callable[[], float | None] = lambda: None
-) -> Iterator[Arrival]:
-    """Chunks of a recording in real time, each with the moment it ends, and time that passes between them.
-
-    No moment past what has been heard is given out, so the text is that of `at_once`.
-    """
+def paced(chunks: Iterable[tuple[Any, float]], clock: Callable[[], float], deadline_s: Deadline = lambda: None) -> Iterator[Arrival]:
+    """Chunks of a recording in real time, each with its end; no moment past the sound heard is given, so the text is `at_once`'s."""
     heard_s = 0.0
     for raw, end_s in chunks:
         while (now_s := clock()) < end_s:
@@ -66,9 +68,7 @@ def paced(
         heard_s = end_s
 
 
-def listened(
-    chunks: Iterable[Any], clock: Callable[[], float], deadline_s: Callable[[], float | None] = lambda: None
-) -> Generator[Arrival, None, None]:
+def listened(chunks: Iterable[Any], clock: Callable[[], float], deadline_s: Deadline = lambda: None) -> Generator[Arrival, None, None]:
     """Chunks read in a thread and stamped as they come, and time that passes while none waits. Closing it ends the thread."""
     ready = threading.Condition()
     waiting = deque[Arrival]()
@@ -115,3 +115,56 @@ def listened(
             stopped = True
             ready.notify_all()
         thread.join(0.5)
+
+
+@dataclass(frozen=True)
+class Microphone:
+    """An input device of this machine."""
+
+    index: int
+    name: str
+    channels: int
+    default: bool
+
+
+def microphones() -> list[Microphone]:
+    """The input devices of this machine; an empty list where there is none."""
+    sounddevice = _sounddevice()
+    default = sounddevice.default.device[0]
+    return [
+        Microphone(index, str(device["name"]), int(device["max_input_channels"]), index == default)
+        for index, device in enumerate(sounddevice.query_devices())
+        if device["max_input_channels"] > 0
+    ]
+
+
+def read_microphone(device: int | str | None = None, *, chunk_s: float = 0.1) -> Iterator[AudioChunk]:
+    """Sound of a microphone, until the reader stops: the default, or one of `microphones` by index or part of its name."""
+    size = chunk_size(chunk_s)
+    sounddevice = _sounddevice()
+    found = microphones()
+    if not found:
+        raise SourceError("microphone: this machine has no input device: connect one, or give a file or a pipe")
+    if device is not None and not any(device == one.index or (isinstance(device, str) and device in one.name) for one in found):
+        names = "; ".join(f"{one.index} {one.name}" for one in found)
+        raise SourceError(f"microphone: no input device {device!r}: expected one of {names}")
+    heard = 0
+    try:
+        with sounddevice.InputStream(samplerate=SAMPLE_RATE, channels=1, dtype="float32", device=device) as stream:
+            while True:
+                samples, lost = stream.read(size)
+                yield AudioChunk(np.asarray(samples, np.float32)[:, 0].copy(), heard / SAMPLE_RATE, bool(lost))
+                heard += size
+    except sounddevice.PortAudioError as error:
+        name = "the default device" if device is None else device
+        raise SourceError(f"microphone: {name} cannot be read at 16 kHz: {error}") from None
+
+
+def _sounddevice() -> Any:
+    try:
+        import sounddevice
+    except ModuleNotFoundError:
+        raise MissingExtraError("sounddevice", "audio", "the microphone") from None
+    except OSError as error:  # the package is installed, the PortAudio library is not
+        raise SourceError(f"microphone: {error}: install PortAudio (on Debian and Ubuntu: apt install libportaudio2)") from None
+    return sounddevice

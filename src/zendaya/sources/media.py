@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,9 +60,8 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
         stream, name = media.stream("audio"), media.name
         rate, channels = stream.codec_context.sample_rate, stream.codec_context.channels
         if not RATES[0] <= rate <= RATES[1] or channels > MAX_CHANNELS:
-            raise SourceError(
-                f"{name}: {channels} channels at {rate} Hz: expected at most {MAX_CHANNELS} at {RATES[0]} … {RATES[1]} Hz; damaged?"
-            )
+            expected = f"at most {MAX_CHANNELS} at {RATES[0]} … {RATES[1]} Hz"
+            raise SourceError(f"{name}: {channels} channels at {rate} Hz: expected {expected}; damaged?")
         resampler = av.AudioResampler(format="flt", rate=SAMPLE_RATE)
 
         def blocks() -> Iterator[Samples]:
@@ -74,14 +73,10 @@ def read_audio(source: Source, *, chunk_s: float = 0.1, allow_truncated: bool = 
                 # Channels are averaged here: libswresample adds them in float, so stereo would come out louder.
                 yield from (part.to_ndarray().reshape(part.samples, -1).mean(1) for part in parts)
 
-        heard = 0
-        for chunk in _rechunk(blocks(), size):
-            yield AudioChunk(chunk, heard / SAMPLE_RATE)
-            heard += chunk.size
-        if heard == 0:
-            raise SourceError(f"{name}: empty: its audio stream holds no samples")
+        for chunk in _rechunk(blocks(), size, f"{name}: empty: its audio stream holds no samples"):
+            yield chunk
         if not allow_truncated:
-            media.check_length(stream, heard / SAMPLE_RATE)
+            media.check_length(stream, chunk.end_s)
 
 
 def probe(path: str | Path, *, raw: bool = False) -> None:
@@ -101,19 +96,14 @@ def read_raw(source: Source, *, chunk_s: float = 0.1) -> Iterator[AudioChunk]:
         read: Callable[[int], bytes] = getattr(file, "read1", file.read)
 
         def blocks() -> Iterator[Samples]:
-            odd = b""
+            data = b""
             while piece := read(2 * size):
-                data = odd + piece
-                whole = len(data) // 2 * 2
-                odd = data[whole:]
-                yield np.frombuffer(data[:whole], "<i2").astype(np.float32) / np.float32(32768)
+                data += piece
+                whole = len(data) // 2
+                yield np.frombuffer(data, "<i2", whole).astype(np.float32) / np.float32(32768)
+                data = data[2 * whole :]
 
-        heard = 0
-        for chunk in _rechunk(blocks(), size):
-            yield AudioChunk(chunk, heard / SAMPLE_RATE)
-            heard += chunk.size
-        if heard == 0:
-            raise SourceError(f"{name}: empty: it holds no samples")
+        yield from _rechunk(blocks(), size, f"{name}: empty: it holds no samples")
 
 
 def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = False) -> Iterator[Frame]:
@@ -155,10 +145,7 @@ def read_video(source: Source, *, fps: float = 3.0, allow_truncated: bool = Fals
             media.check_length(stream, end_s)
 
 
-Thing = TypeVar("Thing")
-
-
-def sample(timed: Iterable[tuple[float, float, Thing]], fps: float) -> Iterator[tuple[float, float, Thing]]:
+def sample(timed: Iterable[tuple[float, float, Any]], fps: float) -> Iterator[tuple[float, float, Any]]:
     """Resample things with a begin and an end to the moments 0, 1/fps, 2/fps …: (moment, when it was known, thing).
 
     A thing is shown until the next begins, the last until its own end. That it lasts beyond its own end is known when the next begins.
@@ -167,7 +154,7 @@ def sample(timed: Iterable[tuple[float, float, Thing]], fps: float) -> Iterator[
     [(0.0, 0.4, 'a'), (0.5, 0.8, 'b'), (1.0, 1.2, 'c')]
     """
     slot, known_s = 0, 0.0
-    shown: tuple[float, Thing] | None = None
+    shown: tuple[float, Any] | None = None
     for begin_s, end_s, thing in timed:
         while shown is not None and slot / fps < begin_s - 1e-6:  # 10/30 and 1/3 are the same moment
             known_s = max(known_s, shown[0] if slot / fps < shown[0] - 1e-6 else end_s)
@@ -187,20 +174,23 @@ def chunk_size(chunk_s: float) -> int:
     return round(chunk_s * SAMPLE_RATE)
 
 
-def _rechunk(blocks: Iterable[Samples], size: int) -> Iterator[Samples]:
-    """The same samples in chunks of `size`; the last may be shorter."""
-    waiting, count = list[Samples](), 0
+def _rechunk(blocks: Iterable[Samples], size: int, empty: str) -> Iterator[AudioChunk]:
+    """The same samples in chunks of `size`, the last may be shorter; `empty` is the error where there are none."""
+    waiting, count, heard = list[Samples](), 0, 0
     for block in blocks:
         waiting.append(block)
         count += block.size
         if count >= size:
             whole = np.concatenate(waiting)
             for first in range(0, count - size + 1, size):
-                yield whole[first : first + size]
+                yield AudioChunk(whole[first : first + size], heard / SAMPLE_RATE)
+                heard += size
             waiting = [whole[count - count % size :]]
             count %= size
     if count:
-        yield np.concatenate(waiting)
+        yield AudioChunk(np.concatenate(waiting), heard / SAMPLE_RATE)
+    elif heard == 0:
+        raise SourceError(empty)
 
 
 def _check_size(width: int, height: int, name: str) -> None:

@@ -1,7 +1,6 @@
 """Voice activity detection while the sound arrives.
 
-Silero VAD gives the probability of speech for each 32 ms, from the sound so far. Only its weights are used, from the safetensors file of
-the package silero-vad: neither its code nor its TorchScript runs.
+Silero VAD gives the probability of speech for each 32 ms. Only the weights of the package silero-vad are used; none of its code runs.
 
 Shape suffixes: S samples, C channels, L frames of a spectrum, D state width.
 """
@@ -20,9 +19,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from zendaya.errors import MissingExtraError, SourceError
-from zendaya.sources.media import Samples
+from zendaya.sources.media import SAMPLE_RATE, Samples
 
-SAMPLE_RATE = 16_000
 FRAME = 512
 """Samples per decision: 32 ms at 16 kHz, the size Silero VAD was trained on."""
 CONTEXT = 64

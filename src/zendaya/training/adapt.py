@@ -215,7 +215,7 @@ class Adapting(nn.Module):
             return self._losses(spans, batch.windows)
 
     def _losses(self, spans: Sequence[Tensor], windows: Sequence[SpeechWindow]) -> dict[str, Tensor]:
-        """SpeechWindow by window, since padding them to the longest would be most of the work; their words are scored together."""
+        """Window by window, since padding them to the longest would be most of the work; their words are scored together."""
         model, first = self.model, len(self.model.config.framing.prompt) - 1
         rows, targets, length = list[Tensor](), list[Tensor](), list[Tensor]()
 

@@ -14,14 +14,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-BLANK = 0
-"""[PAD], which no text holds."""
-UNLIKELY = -1e9
-"""Log-probability of impossible paths; finite, so that sums stay finite."""
+BLANK = 0  # [PAD], which no text holds
+UNLIKELY = -1e9  # log-probability of impossible paths; finite, so that sums stay finite
 CREDIBLE_NATS = 4.0
 """Highest cost per token of a best path that is used; a CTC that has not learned yet gives costlier paths."""
-NEAR = 1
-"""Source tokens on either side of a token's place that count as near."""
+NEAR = 1  # source tokens on either side of a token's place that count as near
 
 
 def ctc_loss(log_probs_BFV: Tensor, source_lengths_B: Tensor, text_BN: Tensor, lengths_B: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from zendaya.errors import ConfigError
 
 SPREAD = 0.1
 """Random change of the length by which examples are sorted, as a share of it: batches differ from epoch to epoch."""
-BIN = 1.2
-"""Sources within this factor of each other count as equally long; among them, texts decide the order."""
+BIN = 1.2  # sources within this factor of each other count as equally long; among them, texts decide the order
 
 
 def plan(

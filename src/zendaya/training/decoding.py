@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +19,10 @@ from zendaya.data.features.store import FeatureStore
 from zendaya.errors import ConfigError
 from zendaya.nn.decoder import Intermediates
 from zendaya.nn.model import Batch, Model
-from zendaya.schedule import Schedule
 from zendaya.training import alignment
-from zendaya.training.schedule_sampler import TrainingSchedule
+
+if TYPE_CHECKING:
+    from zendaya.training.train import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -40,24 +42,20 @@ class TextExample:
     window: StoredWindow
     before: StoredWindow | None = None
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Source tokens and text rows, of both windows."""
+        windows = [window for window in (self.window, self.before) if window is not None]
+        return sum(window.num_source for window in windows), sum(len(window.ids) + 1 for window in windows)
 
-@dataclass(frozen=True, kw_only=True)
-class TaskConfig:
-    """Options of the decoding task."""
 
-    schedule: TrainingSchedule
-    stride: float
-    """ρ = mean F / mean N of the training split: the stride of wait-k."""
-    scale: int | None = None
-    """The schedule's source length: each clip's own (the paper's protocol, `segment`), or W (`window`)."""
-    length_weight: float = 0.1
-    label_smoothing: float = 0.0
-    source_noise: float = 0.0
-    """Share of source tokens set to zero in training."""
-    alignment: float | None = None
-    """Weight of each of the two alignment losses (alignment.py)."""
-    alignment_slots: int = 1
-    """Tokens that CTC may write per source token; more than one where texts are longer than sources."""
+def read_windows(model: Model, store: FeatureStore, examples: Sequence[TextExample]) -> tuple[list[Tensor], list[Any] | None]:
+    """The source of each window, and the window before it with its text, for models that read one."""
+    sources = [store.get(example.window.clip, example.window.split).values_TE for example in examples]
+    if not model.config.history:
+        return sources, None
+    before = [example.before for example in examples]
+    return sources, [None if window is None else (store.get(window.clip, window.split).values_TE, window.ids) for window in before]
 
 
 @dataclass
@@ -65,16 +63,19 @@ class DecodingBatch:
     """A batch, and the inputs and targets of its length head."""
 
     batch: Batch
-    buffers_B: Tensor
-    """Source tokens that the length head may read."""
+    buffers_B: Tensor  # source tokens that the length head may read
     steps_B: Tensor
 
 
 class DecodingTask:
     """Teacher-forced decoding as a task of the loop."""
 
-    def __init__(self, model: Model, store: FeatureStore, examples: dict[str, Sequence[TextExample]], config: TaskConfig) -> None:
-        self.model, self.store, self.examples, self.config = model, store, examples, config
+    def __init__(
+        self, model: Model, store: FeatureStore, examples: dict[str, Sequence[TextExample]], config: TrainConfig, rho: float
+    ) -> None:
+        """`rho` is mean F / mean N of the training split: the default stride of wait-k."""
+        self.model, self.store, self.examples, self.config, self.rho = model, store, examples, config, rho
+        self.schedule = config.schedule.for_run(rho)
         slots = config.alignment_slots if config.alignment is not None else 0
         self.module: nn.Module = _DecodingLosses(model, config.label_smoothing, slots=slots)
         self.weights = {"nll": 1.0} | ({"length": config.length_weight} if model.length is not None else {})
@@ -82,13 +83,7 @@ class DecodingTask:
             self.weights |= {"ctc": config.alignment, "guide": config.alignment}
 
     def sizes(self, split: str) -> list[tuple[int, int]]:
-        return [
-            (
-                example.window.num_source + (example.before.num_source if example.before else 0),
-                len(example.window.ids) + 1 + (len(example.before.ids) + 1 if example.before else 0),
-            )
-            for example in self.examples[split]
-        ]
+        return [example.size for example in self.examples[split]]
 
     def counts(self, split: str, indices: list[int]) -> dict[str, int]:
         examples = self.examples[split]
@@ -99,33 +94,23 @@ class DecodingTask:
 
     def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> DecodingBatch:
         examples = [self.examples[split][index] for index in indices]
-        model, config = self.model, self.config
-        schedules = [self._schedule(example.window, rng) for example in examples]
-        histories = [None if e.before is None else (self._source(e.before), e.before.ids) for e in examples]
-        sources = [self._source(example.window) for example in examples]
+        model, config, scale = self.model, self.config, self.config.scale_tokens
+        schedules = [self.schedule.draw(rng, source=scale or example.window.num_source, stride=self.rho) for example in examples]
+        sources, histories = read_windows(model, self.store, examples)
         if split == "train" and config.source_noise:
             sources = [
                 source.masked_fill(torch.from_numpy(rng.random((source.shape[0], 1)) < config.source_noise), 0.0) for source in sources
             ]
-        batch = model.batch(
-            sources, [example.window.ids for example in examples], schedules, scale=config.scale,
-            histories=histories if model.config.history else None,
-        )  # fmt: skip
+        batch = model.batch(sources, [example.window.ids for example in examples], schedules, scale=scale, histories=histories)
         numbers = [source.shape[0] for source in sources]
         if model.config.length == "inf":
-            numbers = [min(n, s.buffer(config.scale or n, model.config.max_steps)) for n, s in zip(numbers, schedules, strict=True)]
+            numbers = [min(n, s.buffer(scale or n, model.config.max_steps)) for n, s in zip(numbers, schedules, strict=True)]
         steps_B = torch.tensor([model.paced(len(example.window.ids) + 1, example.window.num_source) for example in examples])
         device = batch.ids_BN.device
         return DecodingBatch(batch, torch.tensor(numbers, device=device), steps_B.to(device))
 
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
-
-    def _schedule(self, window: StoredWindow, rng: np.random.Generator) -> Schedule:
-        return self.config.schedule.draw(rng, source=self.config.scale or window.num_source, stride=self.config.stride)
-
-    def _source(self, window: StoredWindow) -> Tensor:
-        return self.store.get(window.clip, window.split).values_TE
 
 
 class _DecodingLosses(nn.Module):

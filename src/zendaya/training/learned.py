@@ -16,6 +16,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import zendaya
 from zendaya.data.corpora import registry as corpora
 from zendaya.data.corpora.base import Reading
 from zendaya.data.features.store import FeatureStore
-from zendaya.errors import CheckpointError, ConfigError, ZendayaError
+from zendaya.errors import CheckpointError, ConfigError
 from zendaya.evaluation.metrics.latency import average_proportion, differentiable_average_lagging, length_adaptive_average_lagging
 from zendaya.files import write_atomically
 from zendaya.nn.checkpoint import RECIPE, WEIGHTS
@@ -39,7 +40,7 @@ from zendaya.nn.model import Model, settled
 from zendaya.records import Progress, listed, option
 from zendaya.schedule import PowerLaw
 from zendaya.training.buckets import plan
-from zendaya.training.decoding import TextExample
+from zendaya.training.decoding import TextExample, read_windows
 from zendaya.training.loop import BEST, TRAIN, VALID, LoopConfig, Report, TrainResult, run
 from zendaya.training.prepare import make_examples, prepare_features
 from zendaya.training.state import begin
@@ -85,12 +86,9 @@ class LearnConfig:
 class Costs:
     """Loss and lag of each γ on each window."""
 
-    steps_W: IntArray
-    """N, the end included: the weight of a window."""
-    loss_WG: FloatArray
-    """Teacher-forced, in nats per step."""
-    lags_WG: Mapping[str, FloatArray]
-    """As shares of the source, by measure."""
+    steps_W: IntArray  # N, the end included: the weight of a window
+    loss_WG: FloatArray  # teacher-forced, in nats per step
+    lags_WG: Mapping[str, FloatArray]  # as shares of the source, by measure
 
     @property
     def lag(self) -> FloatArray:
@@ -116,7 +114,7 @@ def measure(
     batch_tokens: int = 8192, report: Report = lambda _: None,
 ) -> Costs:  # fmt: skip
     """Try every γ on every window, teacher-forced under the N̂ that the length head predicts from that γ's buffer."""
-    sizes = [_size(example) for example in examples]
+    sizes = [example.size for example in examples]
     loss_WG = np.zeros((len(examples), len(gammas)))
     lags_WG = {name: np.zeros_like(loss_WG) for name in LAGS}
     steps_W = np.array([len(example.window.ids) + 1 for example in examples])
@@ -124,7 +122,7 @@ def measure(
     done = 0
     for indices in plan(sizes, max(batch_tokens, max(map(sum, sizes))), np.random.default_rng(0)):
         chosen = [examples[index] for index in indices]
-        sources, histories = _read(model, store, chosen)
+        sources, histories = read_windows(model, store, chosen)
         numbers = [source.shape[0] for source in sources]
         history = None if histories is None else model.pack_history(histories)
         for place, gamma in enumerate(gammas):
@@ -146,22 +144,6 @@ def measure(
         done += len(indices)
         report(Progress(done, len(examples), "trying every γ"))
     return Costs(steps_W, loss_WG, lags_WG)
-
-
-def _size(example: TextExample) -> tuple[int, int]:
-    before = example.before
-    return (
-        example.window.num_source + (before.num_source if before else 0),
-        len(example.window.ids) + 1 + (len(before.ids) + 1 if before else 0),
-    )
-
-
-def _read(model: Model, store: FeatureStore, examples: Sequence[TextExample]) -> tuple[list[Tensor], list[Any] | None]:
-    sources = [store.get(example.window.clip, example.window.split).values_TE for example in examples]
-    if not model.config.history:
-        return sources, None
-    before = [example.before for example in examples]
-    return sources, [None if window is None else (store.get(window.clip, window.split).values_TE, window.ids) for window in before]
 
 
 def _readable(model: Model, sources: Sequence[Tensor], buffers: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -196,7 +178,7 @@ def expect(model: Model, store: FeatureStore, examples: Sequence[TextExample], *
     gammas = model.config.gammas
     losses, lags = [], []
     for first in range(0, len(examples), batch):
-        sources, histories = _read(model, store, examples[first : first + batch])
+        sources, histories = read_windows(model, store, examples[first : first + batch])
         history = None if histories is None else model.pack_history(histories)
         answers = []
         for gamma in gammas if model.config.length == "inf" else gammas[:1]:
@@ -223,13 +205,10 @@ def solve_price(expected: ExpectedCosts, costs: Costs, budget: float) -> float:
 
 @dataclass
 class GammaBatch:
-    """What the head reads of a batch of windows, and its targets."""
+    """Input of the head for a batch of windows, and its targets."""
 
-    source_BTE: Tensor
-    lengths_B: Tensor
-    history: History | None
-    loss_BG: Tensor
-    lag_BG: Tensor
+    read: tuple[Tensor, Tensor, History | None]  # arguments of `Model.gamma_costs`
+    targets: tuple[Tensor, Tensor]  # loss_BG and lag_BG
     steps_B: Tensor
 
 
@@ -237,13 +216,9 @@ class GammaTask:
     """Regression of each γ's loss and lag as a task of the loop; a window counts by its steps."""
 
     def __init__(
-        self,
-        model: Model,
-        store: FeatureStore,
-        examples: Mapping[str, Sequence[TextExample]],
-        costs: Mapping[str, Costs],
+        self, model: Model, store: FeatureStore, examples: Mapping[str, Sequence[TextExample]], costs: Mapping[str, Costs],
         scale: int | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.store, self.examples, self.scale = model, store, examples, scale
         self.steps = {split: each.steps_W for split, each in costs.items()}
         # Only differences between γ matter: a window that is hard at every γ carries no information.
@@ -258,22 +233,21 @@ class GammaTask:
         self.weights: Mapping[str, float] = {"loss": 1 / spread, "lag": max(rate, 1e-6) ** 2 / spread}
 
     def sizes(self, split: str) -> list[tuple[int, int]]:
-        return [_size(example) for example in self.examples[split]]
+        return [example.size for example in self.examples[split]]
 
     def counts(self, split: str, indices: list[int]) -> dict[str, int]:
-        count = int(self.steps[split][indices].sum()) * self.loss_G.size
-        return {"loss": count, "lag": count}
+        return dict.fromkeys(("loss", "lag"), int(self.steps[split][indices].sum()) * self.loss_G.size)
 
     def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> GammaBatch:
         model = self.model
-        sources, histories = _read(model, self.store, [self.examples[split][index] for index in indices])
+        sources, histories = read_windows(model, self.store, [self.examples[split][index] for index in indices])
         gammas = rng.choice(model.config.gammas[1:], len(indices))  # any buffer that the head may read
         buffers = [buffer(model, gamma, source.shape[0], self.scale) for gamma, source in zip(gammas.tolist(), sources, strict=True)]
         source_BTE, lengths_B = _readable(model, sources, buffers)
-        loss_BG, lag_BG, steps_B = (
-            torch.from_numpy(np.asarray(each[split][indices])).to(source_BTE) for each in (self.loss, self.lag, self.steps)
-        )
-        return GammaBatch(source_BTE, lengths_B, None if histories is None else model.pack_history(histories), loss_BG, lag_BG, steps_B)
+        history = None if histories is None else model.pack_history(histories)
+        chosen = (torch.from_numpy(np.asarray(each[split][indices])) for each in (self.loss, self.lag, self.steps))
+        loss_BG, lag_BG, steps_B = (each.to(source_BTE) for each in chosen)
+        return GammaBatch((source_BTE, lengths_B, history), (loss_BG, lag_BG), steps_B)
 
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
@@ -290,8 +264,7 @@ class GammaTask:
         watching = first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].double().cpu()))
         rng = np.random.default_rng(0)
         for start in range(0, len(self.examples[TRAIN]), 64):
-            batch = self.collate(TRAIN, list(range(start, min(start + 64, len(self.examples[TRAIN])))), rng)
-            self.model.gamma_costs(batch.source_BTE, batch.lengths_B, batch.history)
+            self.model.gamma_costs(*self.collate(TRAIN, list(range(start, min(start + 64, len(self.examples[TRAIN])))), rng).read)
         watching.remove()
         inputs_WE = torch.cat(seen)
         mean_E, size_E = inputs_WE.mean(0), inputs_WE.std(0, correction=0)
@@ -315,12 +288,8 @@ class _GammaLosses(nn.Module):
         self.model = model
 
     def forward(self, batch: GammaBatch) -> dict[str, Tensor]:
-        loss_BG, lag_BG = self.model.gamma_costs(batch.source_BTE, batch.lengths_B, batch.history)
-        steps_B1 = batch.steps_B[:, None]
-        return {
-            "loss": ((loss_BG - batch.loss_BG).square() * steps_B1).sum(),
-            "lag": ((lag_BG - batch.lag_BG).square() * steps_B1).sum(),
-        }
+        pairs = zip(("loss", "lag"), self.model.gamma_costs(*batch.read), batch.targets, strict=True)
+        return {name: ((said_BG - true_BG).square() * batch.steps_B[:, None]).sum() for name, said_BG, true_BG in pairs}
 
 
 def with_gamma_head(model: Model, gammas: Sequence[float], seed: int) -> Model:
@@ -349,28 +318,13 @@ class TrainedRun:
     reading: Reading
     checkpoint_digest: str
 
-    @property
-    def scale(self) -> int | None:
-        return self.model.config.window_tokens if self.config.scale == "window" else None
-
     def examples(self, splits: tuple[str, str], *, limit: int | None = None, texts: int | None = None) -> dict[str, Sequence[TextExample]]:
         """Examples of two splits of the corpus, at most `texts` per clip."""
         assert self.model.tokenizer is not None
         config = dataclasses.replace(self.config, splits=splits)
         found, _ = make_examples(config, self.reading, self.store, self.model.tokenizer, None)
-        return {split: _few(examples, texts)[:limit] for split, examples in found.items()}
-
-
-def _few(examples: Sequence[TextExample], texts: int | None) -> list[TextExample]:
-    if texts is None:
-        return list(examples)
-    counts: dict[str, int] = {}
-    kept = []
-    for example in examples:
-        counts[example.window.clip] = counts.get(example.window.clip, 0) + 1
-        if counts[example.window.clip] <= texts:
-            kept.append(example)
-    return kept
+        per_clip = {split: groupby(examples, lambda example: example.window.clip) for split, examples in found.items()}
+        return {split: [one for _, some in clips for one in islice(some, texts)][:limit] for split, clips in per_clip.items()}
 
 
 def open_run(folder: str | Path, *, data: str | Path, store: str | Path | None = None) -> TrainedRun:
@@ -390,14 +344,12 @@ def recipe_of(folder: Path) -> TrainConfig:
     """The recipe in a run's folder."""
     path = folder / RECIPE
     try:
-        record = json.loads(path.read_bytes())
-        return TrainConfig.from_dict(record["recipe"], str(path))
+        fields = json.loads(path.read_bytes())["recipe"]
     except FileNotFoundError:
         raise ConfigError(f"{folder}: not the folder of a training run: it holds no {RECIPE}") from None
-    except ZendayaError:
-        raise
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f'{path}: not the recipe of a training run: expected an object with "recipe"') from None
+    return TrainConfig.from_dict(fields, str(path))
 
 
 def learn_gamma(
@@ -422,7 +374,9 @@ def learn_gamma(
     least = costs[VALID].mean(costs[VALID].lag, len(config.gammas) - 1)
     if budget < least:
         raise ConfigError(f"the largest gamma of the grid, {config.gammas[-1]}, lags {least:.3f} of the source: the budget is {budget:.3f}")
-    task = GammaTask(with_gamma_head(trained.model, config.gammas, config.loop.seed), trained.store, examples, costs, trained.scale)
+    task = GammaTask(
+        with_gamma_head(trained.model, config.gammas, config.loop.seed), trained.store, examples, costs, trained.config.scale_tokens
+    )
     task.begin()
     result = run(task, config.loop, folder, resume=resume, report=report)
     if not result.interrupted:
@@ -442,7 +396,7 @@ def _check(trained: TrainedRun, config: LearnConfig) -> None:
 def cached_costs(path: Path, trained: TrainedRun, examples: Sequence[TextExample], gammas: Sequence[float], report: Report) -> Costs:
     """Costs from a file, if of the same model, windows and grid; else measured, and written to it."""
     key = json.dumps([
-        trained.checkpoint_digest, trained.store.signature.to_dict(), list(gammas), trained.scale,
+        trained.checkpoint_digest, trained.store.signature.to_dict(), list(gammas), trained.config.scale_tokens,
         [dataclasses.astuple(example) for example in examples],
     ])  # fmt: skip
     digest = hashlib.sha256(key.encode()).hexdigest()
@@ -450,7 +404,7 @@ def cached_costs(path: Path, trained: TrainedRun, examples: Sequence[TextExample
         with np.load(path, allow_pickle=False) as held:
             if str(held["digest"]) == digest:
                 return Costs(held["steps_W"], held["loss_WG"], {name: held[name] for name in LAGS})
-    costs = measure(trained.model, trained.store, examples, gammas, scale=trained.scale, report=report)
+    costs = measure(trained.model, trained.store, examples, gammas, scale=trained.config.scale_tokens, report=report)
     data = io.BytesIO()
     arrays: dict[str, Any] = {"digest": np.array(digest), "steps_W": costs.steps_W, "loss_WG": costs.loss_WG, **costs.lags_WG}
     np.savez(data, **arrays)
@@ -461,25 +415,20 @@ def cached_costs(path: Path, trained: TrainedRun, examples: Sequence[TextExample
 
 @torch.no_grad()
 def _finish(
-    folder: Path,
-    trained: TrainedRun,
-    examples: Sequence[TextExample],
-    costs: Costs,
-    task: GammaTask,
-    budget: float,
+    folder: Path, trained: TrainedRun, examples: Sequence[TextExample], costs: Costs, task: GammaTask, budget: float,
     signature: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Set the level and the price of the head on the validation split, and save it with its results."""
     model = Model.from_pretrained(folder / BEST)
     assert model.gamma_head is not None
-    expected = expect(model, trained.store, examples, scale=trained.scale)
+    expected = expect(model, trained.store, examples, scale=trained.config.scale_tokens)
     weights_W = torch.from_numpy(costs.steps_W / costs.steps_W.sum())
     truth_WC = torch.from_numpy(np.concatenate([task.loss[VALID], costs.lag], 1))
     said_WC = torch.cat([expected.loss_WPG, expected.lag_WPG], -1)[:, 1:].double().mean(1)
     last = model.gamma_head.dense[2]
     assert isinstance(last, nn.Linear)
     last.bias.copy_(last.bias.double() + weights_W @ (truth_WC - said_WC))
-    expected = expect(model, trained.store, examples, scale=trained.scale)
+    expected = expect(model, trained.store, examples, scale=trained.config.scale_tokens)
     price = solve_price(expected, costs, budget)
     model.config = dataclasses.replace(model.config, lag_price=price)
     model.save_pretrained(folder / BEST)

@@ -14,7 +14,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 BEST, LAST, TENSORBOARD = "best", "last", "tensorboard"
 TRAIN, VALID = "train", "valid"
 Report = Callable[[Progress], None]
-_ORDER, _DRAW, _VALID = range(3)
-"""Purpose of a random generator; part of its seed."""
+_ORDER, _DRAW, _VALID = range(3)  # purpose of a random generator; part of its seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +44,21 @@ class LoopConfig:
     """How a task is optimised; defaults are those of the paper where it states them (Sec. 5.1)."""
 
     epochs: int = 40
-    batch_tokens: int = 8192
-    """Padded source tokens and text rows of a micro-batch."""
-    accumulate: int = 1
-    """Micro-batches per optimiser step, over all processes together."""
-    short_first: int = 0
-    """Number of first epochs whose batches go from short examples to long ones."""
+    batch_tokens: int = 8192  # padded source tokens and text rows of a micro-batch
+    accumulate: int = 1  # micro-batches per optimiser step, over all processes together
+    short_first: int = 0  # number of first epochs whose batches go from short examples to long ones
     learning_rate: float = 2e-4
     final_learning_rate: float = 0.0
     warmup_steps: int = 500
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.98)
-    clip: float = 1.0
-    """Largest norm of the gradient."""
-    patience: int = 5
-    """Epochs without a better validation loss before the run ends."""
+    clip: float = 1.0  # largest norm of the gradient
+    patience: int = 5  # epochs without a better validation loss before the run ends
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto: bf16-mixed on a GPU that supports it, else 32-true."""
     seed: int = 0
-    save_every_s: float = 120.0
-    """Seconds between saved states within an epoch; the end of an epoch always saves."""
-    log_every: int = 50
-    """Optimiser steps between lines of history within an epoch."""
+    save_every_s: float = 120.0  # seconds between saved states within an epoch; the end of an epoch always saves
+    log_every: int = 50  # optimiser steps between lines of history within an epoch
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_tokens", "accumulate", "patience", "log_every"):
@@ -87,8 +80,7 @@ class LoopConfig:
 class Task(Protocol):
     """A training objective: examples by index, and sums whose weighted means are the loss."""
 
-    module: nn.Module
-    """`module(batch)` gives named sums; its parameters with `requires_grad` are trained."""
+    module: nn.Module  # `module(batch)` gives named sums; its parameters with `requires_grad` are trained
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -114,13 +106,11 @@ class TrainResult:
     folder: Path
     epochs: int
     steps: int
-    tokens: int
-    """Source tokens and text rows of the finished epochs, without padding."""
+    tokens: int  # source tokens and text rows of the finished epochs, without padding
     best_loss: float
     best_epoch: int
     seconds: float
-    interrupted: bool
-    """Whether it was stopped by a signal; the same call with `resume` continues it."""
+    interrupted: bool  # whether it was stopped by a signal; the same call with `resume` continues it
 
 
 def learning_rate(config: LoopConfig, step: int, progress: float) -> float:
@@ -145,41 +135,32 @@ def run(task: Task, config: LoopConfig, out: Path, *, resume: bool = False, repo
         return loop.go(stopped)
 
 
-class _Sealed:
-    """A batch that Fabric does not convert: in mixed precision it would round all floats, and source ids are stored as floats."""
+class _Sealed(nn.Module):
+    """The task's module on a batch that Fabric does not convert: in mixed precision it would round all floats, even stored source ids."""
 
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-
-class _Unsealed(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, sealed: _Sealed) -> Any:
-        return self.module(sealed.batch)
+    def forward(self, sealed: Callable[[], Any]) -> Any:
+        return self.module(sealed())
 
 
 class _Loop:
     def __init__(self, task: Task, config: LoopConfig, out: Path, fabric: Fabric, report: Report) -> None:
         self.task, self.config, self.out, self.fabric, self.report = task, config, out, fabric, report
         if config.accumulate % fabric.world_size:
-            raise ConfigError(
-                f"{fabric.world_size} processes share the micro-batches of a step: accumulate must be a multiple of that: "
-                f"got {config.accumulate}"
-            )
+            raise ConfigError(f"accumulate must be a multiple of the number of processes, {fabric.world_size}: got {config.accumulate}")
         trained = [parameter for parameter in task.module.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trained if parameter.ndim > 1]
         others = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms have no weight decay
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=fabric.device.type in ("cpu", "cuda"))
-        self.module, self.optimiser = fabric.setup(_Unsealed(task.module), optimiser)
+        self.module, self.optimiser = fabric.setup(_Sealed(task.module), optimiser)
         self._plain = optimiser
         self.progress = LoopState()
         self.board: Any = None
-        valid_rng = _rng(config.seed, _VALID, 0)
-        self.valid_batches = plan(task.sizes(VALID), config.batch_tokens, valid_rng)
+        self.valid_batches = plan(task.sizes(VALID), config.batch_tokens, np.random.default_rng((config.seed, _VALID, 0)))
 
     def restore(self) -> None:
         """Return to the last saved state; a run killed before its first save begins again."""
@@ -192,14 +173,13 @@ class _Loop:
         progress, config = self.progress, self.config
         begun, saved_at = time.monotonic() - progress.seconds, time.monotonic()
         if self.fabric.is_global_zero:
-            self.board = _tensorboard(self.out / TENSORBOARD, progress.step)
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(self.out / TENSORBOARD), purge_step=progress.step + 1 if progress.step else None)
         interrupted = False
         while not progress.finished and not interrupted:
-            sizes = self.task.sizes(TRAIN)
-            micro = plan(
-                sizes, config.batch_tokens, _rng(config.seed, _ORDER, progress.epoch), multiple=config.accumulate,
-                short_first=progress.epoch < config.short_first,
-            )  # fmt: skip
+            order, short_first = np.random.default_rng((config.seed, _ORDER, progress.epoch)), progress.epoch < config.short_first
+            micro = plan(self.task.sizes(TRAIN), config.batch_tokens, order, multiple=config.accumulate, short_first=short_first)
             groups = [micro[first : first + config.accumulate] for first in range(0, len(micro), config.accumulate)]
             while progress.batch < len(groups):
                 loss = self._step(groups[progress.batch], (progress.epoch + progress.batch / len(groups)) / config.epochs)
@@ -241,10 +221,11 @@ class _Loop:
         self.module.train()
         sums: dict[str, float] = {}
         for place in mine:
-            batch = self.task.collate(TRAIN, micro[place], _rng(config.seed, _DRAW, progress.step, place))
-            torch.manual_seed(_torch_seed(config.seed, progress.step, place))  # dropout
+            batch = self.task.collate(TRAIN, micro[place], np.random.default_rng((config.seed, _DRAW, progress.step, place)))
+            dropout_seed = np.random.SeedSequence((config.seed, progress.step, place)).generate_state(1, np.uint64)[0]
+            torch.manual_seed(int(dropout_seed >> np.uint64(1)))
             with fabric.no_backward_sync(self.module, enabled=place != mine[-1]):
-                parts: dict[str, Tensor] = self.module(_Sealed(batch))
+                parts: dict[str, Tensor] = self.module(lambda batch=batch: batch)
                 loss = sum(((self.task.weights[k] / counts[k]) * v for k, v in parts.items()), torch.zeros((), device=fabric.device))
                 fabric.backward(loss * fabric.world_size)  # processes average their gradients; the loss is a sum over them
             for key, part in parts.items():
@@ -252,10 +233,8 @@ class _Loop:
         norm = fabric.clip_gradients(self.module, self.optimiser, max_norm=config.clip, error_if_nonfinite=False)
         assert norm is not None
         if not math.isfinite(float(norm)):
-            raise ZendayaError(
-                f"training failed at step {progress.step + 1}: the gradient is not finite; lower the learning rate, or check the features "
-                f"({self.out / STATE} holds the last good state)"
-            )
+            advice = f"lower the learning rate, or check the features ({self.out / STATE} holds the last good state)"
+            raise ZendayaError(f"training failed at step {progress.step + 1}: the gradient is not finite; {advice}")
         self.optimiser.step()
         self.optimiser.zero_grad()
         sums = self._reduce(sums)
@@ -274,11 +253,10 @@ class _Loop:
         loss = sum(self.task.weights[key] * mean for key, mean in valid.items())
         progress.epoch += 1
         progress.batch, progress.sums = 0, {}
+        progress.bad_epochs += 1
         better = progress.best is None or loss < progress.best
         if better:
             progress.best, progress.best_epoch, progress.bad_epochs = loss, progress.epoch, 0
-        else:
-            progress.bad_epochs += 1
         progress.finished = progress.epoch >= config.epochs or progress.bad_epochs >= config.patience
         if self.fabric.is_global_zero:
             if better:
@@ -296,7 +274,7 @@ class _Loop:
         sums: dict[str, float] = {}
         batches = self.valid_batches
         for place in range(self.fabric.global_rank, len(batches), self.fabric.world_size):
-            batch = self.task.collate(VALID, batches[place], _rng(self.config.seed, _VALID, 1, place))
+            batch = self.task.collate(VALID, batches[place], np.random.default_rng((self.config.seed, _VALID, 1, place)))
             for key, value in self.task.module(batch).items():
                 sums[key] = sums.get(key, 0.0) + float(value)
         counts = _total(self.task.counts(VALID, indices) for indices in batches)
@@ -358,44 +336,34 @@ def _fabric(config: LoopConfig) -> Fabric:
     return fabric
 
 
-def _tensorboard(folder: Path, step: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
-
-
-def _total(counts: Any) -> dict[str, int]:
-    total: dict[str, int] = {}
+def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total = Counter[str]()
     for each in counts:
-        for key, value in each.items():
-            total[key] = total.get(key, 0) + value
+        total.update(each)
     return total
 
 
-def _rng(*seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def _torch_seed(*seed: int) -> int:
-    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
+@contextlib.contextmanager
+def handling(handler: Callable[[int, Any], object], *numbers: signal.Signals) -> Iterator[None]:
+    """A handler of signals, for the duration; only the main thread can set one, so elsewhere nothing changes."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if main}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM make the loop save and stop after its step; a second Ctrl-C stops at once."""
     stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
 
     def ask(number: int, frame: object) -> None:
         if stopped.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stopped.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(ask, signal.SIGINT, signal.SIGTERM):
         yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

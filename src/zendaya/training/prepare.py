@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,16 +42,12 @@ def prepare_features(config: TrainConfig, data: Path, folder: Path, data_digest:
         encode_corpus(config.corpus, data, folder, encoder=encoder, report=report)
     store = FeatureStore.open(folder, corpus=config.corpus)
     if store.signature.data_digest != data_digest:
-        raise ConfigError(
-            f"{folder}: features of other data: expected digest {data_digest[:12]}, got {store.signature.data_digest[:12]}; "
-            "give another --store"
-        )
+        digests = f"expected digest {data_digest[:12]}, got {store.signature.data_digest[:12]}"
+        raise ConfigError(f"{folder}: features of other data: {digests}; give another --store")
     traits = _traits(EncoderSpec.parse(encoder), config.corpus, data)
     if traits is not None and traits.name != store.signature.encoder:
-        raise ConfigError(
-            f"{folder}: features of encoder {store.signature.encoder!r}: the recipe's encoder ({config.encoder}) is {traits.name!r}; "
-            "give another --store"
-        )
+        expected = f"the recipe's encoder ({config.encoder}) is {traits.name!r}"
+        raise ConfigError(f"{folder}: features of encoder {store.signature.encoder!r}: {expected}; give another --store")
     return store
 
 
@@ -92,15 +90,32 @@ def make_examples(
 ) -> tuple[dict[str, Sequence[TextExample]], dict[str, int]]:
     """The examples of both splits, and per split how many were left out because their source or text does not fit the model."""
     _check_encoded(config, reading, store)
-    maker = _ExampleMaker(config, reading, store, tokenizer)
+    num_source = {(entry.split, entry.id): entry.num_tokens for entry in store}
+    before = {(after.split, after.id): clip for clip, after in reading.pairs} if config.form == "inf" else {}
+    max_ids = config.model.max_steps - 1
+
+    @cache
+    def windows(clip: Clip | None) -> list[StoredWindow]:
+        """One window per text; none where the source is not encoded or does not fit."""
+        number = 0 if clip is None else num_source.get((clip.split, clip.id), 0)
+        if clip is None or not 1 <= number <= config.model.decoder.max_source:
+            return []
+        texts = (tuple(tokenizer.encode(learned_text(text, config.lower))) for text in clip.references)
+        return [StoredWindow(clip.split, clip.id, number, ids) for ids in texts]
+
+    def history(clip: Clip) -> StoredWindow | None:
+        found = windows(before.get((clip.split, clip.id)))
+        return dataclasses.replace(found[0], ids=found[0].ids[:max_ids]) if found else None
+
     examples: dict[str, Sequence[TextExample]] = {}
     left_out: dict[str, int] = {}
     for split, name in zip((TRAIN, VALID), config.splits, strict=True):
         clips = [clip for clip in reading.usable if clip.split == name]
-        found = [example for clip in clips for example in maker.examples(clip)]
+        pairs = ((window, history(clip)) for clip in clips for window in windows(clip) if 1 <= len(window.ids) <= max_ids)
+        found = [TextExample(window, past) for window, past in pairs]
         if not found:
             raise CorpusError(
-                f"{config.corpus}: no example of split {name!r} fits the recipe's model; the features may have another token rate"
+                f"{config.corpus}: no example of split {name!r} fits the recipe's model; check the token rate of the features"
             )
         left_out[split] = sum(len(clip.references) for clip in clips) - len(found)
         examples[split] = found[:limit]
@@ -111,46 +126,8 @@ def _check_encoded(config: TrainConfig, reading: Reading, store: FeatureStore) -
     encoded = {(entry.split, entry.id) for entry in store}
     wanted = [(clip.split, clip.id) for clip in reading.usable if clip.split in config.splits]
     if missing := [key for key in wanted if key not in encoded]:
-        raise StoreError(
-            f"{store.path}: holds {len(wanted) - len(missing)} of the {len(wanted)} clips of {' and '.join(config.splits)}: "
-            "encode the rest (zendaya encode, without --limit or --split), or give another --store"
-        )
-
-
-class _ExampleMaker:
-    """Clips as examples: one per reference that fits the model."""
-
-    def __init__(self, config: TrainConfig, reading: Reading, store: FeatureStore, tokenizer: Tokenizer) -> None:
-        self._lower, self._tokenizer = config.lower, tokenizer
-        self._max_source, self._max_ids = config.model.decoder.max_source, config.model.max_steps - 1
-        self._num_source = {(entry.split, entry.id): entry.num_tokens for entry in store}
-        self._before = {(after.split, after.id): clip for clip, after in reading.pairs} if config.form == "inf" else {}
-        self._texts: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-
-    def examples(self, clip: Clip) -> list[TextExample]:
-        num_source = self._num_source.get((clip.split, clip.id), 0)
-        if not 1 <= num_source <= self._max_source:
-            return []
-        history = self._history(clip)
-        return [
-            TextExample(StoredWindow(clip.split, clip.id, num_source, ids), history)
-            for ids in self._ids(clip)
-            if 1 <= len(ids) <= self._max_ids
-        ]
-
-    def _history(self, clip: Clip) -> StoredWindow | None:
-        """The clip before, in the stream, where it is encoded and fits."""
-        before = self._before.get((clip.split, clip.id))
-        num_source = 0 if before is None else self._num_source.get((before.split, before.id), 0)
-        if before is None or not 1 <= num_source <= self._max_source:
-            return None
-        return StoredWindow(before.split, before.id, num_source, self._ids(before)[0][: self._max_ids])
-
-    def _ids(self, clip: Clip) -> list[tuple[int, ...]]:
-        key = (clip.split, clip.id)
-        if key not in self._texts:
-            self._texts[key] = [tuple(self._tokenizer.encode(learned_text(text, self._lower))) for text in clip.references]
-        return self._texts[key]
+        held = f"{len(wanted) - len(missing)} of the {len(wanted)} clips of {' and '.join(config.splits)}"
+        raise StoreError(f"{store.path}: holds {held}: run zendaya encode without --limit or --split, or give another --store")
 
 
 def length_ratio(examples: Sequence[TextExample]) -> float:

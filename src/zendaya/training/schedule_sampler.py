@@ -6,17 +6,14 @@ import re
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from zendaya.errors import ScheduleError
 from zendaya.schedule import PowerLaw, Schedule, WaitK, parse_schedule
 
-STEP = 20
-"""Drawn γ are multiples of 1/20."""
-MAX_HEAD_SHARE = 0.25
-"""A drawn head start is at most this share of the source."""
+STEP = 20  # drawn γ are multiples of 1/20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +45,12 @@ class ScheduleSampler:
         if kind < self.offline + self.wait_k:
             return WaitK(int(rng.integers(1, max(1, source // 2) + 1)), stride)
         gamma = int(rng.integers(1, round(self.top * STEP) + 1)) / STEP
-        if kind < self.offline + self.wait_k + self.head:
-            return PowerLaw(gamma, head=int(rng.integers(1, max(1, int(source * MAX_HEAD_SHARE)) + 1)))
-        return PowerLaw(gamma)
+        has_head = kind < self.offline + self.wait_k + self.head
+        return PowerLaw(gamma, head=int(rng.integers(1, max(1, source // 4) + 1)) if has_head else 0)
 
     def for_run(self, rho: float | None) -> Self:
         """Itself: the stride is an argument of `draw`."""
         return self
-
-    @property
-    def needs_length(self) -> bool:
-        """Always: most of the dial does."""
-        return True
 
     def __str__(self) -> str:
         top = f"={self.top:g}" if self.top != 1.5 else ""
@@ -69,6 +60,8 @@ class ScheduleSampler:
 
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     TrainingSchedule = Schedule | ScheduleSampler
 else:
 
@@ -86,7 +79,7 @@ def parse_training_schedule(text: str) -> TrainingSchedule:
     >>> parse_training_schedule("dial+wait-k")
     ScheduleSampler(top=1.5, offline=0.2, wait_k=0.2, head=0.0)
     >>> parse_training_schedule("0.3")
-    PowerLaw(gamma=0.3, rounding='ceil', head=0)
+    PowerLaw(gamma=0.3, rounding='ceil', head=0, hold=0)
     """
     compact = text.replace(" ", "").lower()
     if match := re.fullmatch(r"dial(?:=([0-9.]+))?(?:,offline=([0-9.]+))?(\+wait-?k(?:=([0-9.]+))?)?(\+head(?:=([0-9.]+))?)?", compact):

@@ -25,23 +25,16 @@ FORMAT = 1
 class LoopState:
     """The position of a run. Random numbers depend on (seed, step) alone, so no generator state is saved."""
 
-    epoch: int = 0
-    """Finished epochs."""
-    batch: int = 0
-    """Finished optimiser steps of the current epoch."""
-    step: int = 0
-    """Finished optimiser steps."""
+    epoch: int = 0  # finished epochs
+    batch: int = 0  # finished optimiser steps of the current epoch
+    step: int = 0  # finished optimiser steps
     best: float | None = None
     best_epoch: int = 0
-    bad_epochs: int = 0
-    """Validations since the best one."""
+    bad_epochs: int = 0  # validations since the best one
     finished: bool = False
-    history_bytes: int = 0
-    """Length of history.jsonl at this state; later lines are written again."""
-    sums: dict[str, float] = field(default_factory=dict)
-    """Sums of the current epoch, for its line of history."""
-    seconds: float = 0.0
-    """Time spent so far, over all restarts."""
+    history_bytes: int = 0  # length of history.jsonl at this state; later lines are written again
+    sums: dict[str, float] = field(default_factory=dict)  # sums of the current epoch, for its line of history
+    seconds: float = 0.0  # time spent so far, over all restarts
 
 
 def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progress: LoopState) -> None:
@@ -106,9 +99,7 @@ def begin(folder: Path, signature: dict[str, Any], resume: bool) -> None:
     if resume and path.exists():
         saved = json.loads(path.read_bytes())
         if different := _difference(saved, signature):
-            raise ConfigError(
-                f"{folder}: holds another run: {different}; resume with the settings it was begun with, or give another --out"
-            )
+            raise ConfigError(f"{folder}: holds another run: {different}; resume with its own settings, or give another --out")
         return
     if not resume and ((folder / STATE).exists() or (folder / HISTORY).exists()):
         raise ConfigError(f"{folder}: already holds a run; go on with --resume, or give another --out")

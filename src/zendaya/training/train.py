@@ -21,7 +21,7 @@ from zendaya.nn.config import ModelConfig
 from zendaya.nn.model import Model
 from zendaya.nn.tokenizer import Tokenizer
 from zendaya.records import read_record
-from zendaya.training.decoding import DecodingTask, TaskConfig, standardise
+from zendaya.training.decoding import DecodingTask, standardise
 from zendaya.training.loop import TRAIN, LoopConfig, Report, TrainResult, run
 from zendaya.training.prepare import length_ratio, make_examples, prepare_features, train_tokenizer
 from zendaya.training.schedule_sampler import SCHEDULE_PARSERS, TrainingSchedule
@@ -34,34 +34,29 @@ class TrainConfig:
 
     name: str
     corpus: str
-    folder: str
-    """Folder of the corpus, under the folder of all data."""
-    encoder: str
-    """As `zendaya encode` takes it; `text` also trains the tokenizer of the source."""
+    folder: str  # folder of the corpus, under the folder of all data
+    encoder: str  # as `zendaya encode` takes it; `text` also trains the tokenizer of the source
     model: ModelConfig
     schedule: TrainingSchedule
     form: Literal["fix", "causal", "inf"] = "fix"
-    """fix: each clip alone, its length predicted from the whole clip (Algorithm 1). causal: each clip alone, its length predicted from
-    what step 1 may read. inf: each clip after the one before it in its stream, its length as in causal (Sec. 3.1)."""
+    """fix: each clip alone, its length predicted from the whole clip (Algorithm 1). causal: from what step 1 may read.
+    inf: each clip after the one before it in its stream, its length as in causal (Sec. 3.1)."""
     scale: Literal["segment", "window"] = "segment"
     vocab_size: int = 8000
-    lower: bool = False
-    """Learn lower-case text without punctuation, as captions are scored."""
+    lower: bool = False  # learn lower-case text without punctuation, as captions are scored
     splits: tuple[str, str] = ("train", "valid")
     length_weight: float = 0.1
     label_smoothing: float = 0.0
-    source_noise: float = 0.0
-    alignment: float | None = None
-    """Weight of the losses that align source and text (alignment.py); None for none."""
+    source_noise: float = 0.0  # share of source tokens set to zero in training
+    alignment: float | None = None  # weight of each of the two alignment losses (alignment.py)
     alignment_slots: int = 1
-    """Tokens that may be said per source token."""
+    """Tokens that CTC may write per source token; more than one where texts are longer than sources."""
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
         if self.form not in ("fix", "causal", "inf") or self.scale not in ("segment", "window"):
-            raise ConfigError(
-                f"recipe {self.name}: form must be fix, causal or inf, and scale segment or window: got {self.form!r} and {self.scale!r}"
-            )
+            got = f"{self.form!r} and {self.scale!r}"
+            raise ConfigError(f"recipe {self.name}: form must be fix, causal or inf, and scale segment or window: got {got}")
         if self.alignment is not None and not 0 < self.alignment < float("inf"):
             raise ConfigError(f"recipe {self.name}: alignment must be a weight above 0, or None: got {self.alignment!r}")
         if self.alignment_slots < 1:
@@ -69,6 +64,11 @@ class TrainConfig:
         # Form and schedule determine the length head: wait-k predicts no length, so it has none (Sec. 5.1).
         length: Literal["fix", "inf", "none"] = "none" if not self.schedule.trains_length else "fix" if self.form == "fix" else "inf"
         object.__setattr__(self, "model", dataclasses.replace(self.model, length=length, history=self.form == "inf"))
+
+    @property
+    def scale_tokens(self) -> int | None:
+        """The schedule's source length: W at scale `window`; None for each clip's own, the paper's protocol."""
+        return self.model.window_tokens if self.scale == "window" else None
 
     def with_schedule(self, schedule: TrainingSchedule) -> TrainConfig:
         """The same run under another schedule."""
@@ -99,25 +99,16 @@ def train(
     tokenizer = train_tokenizer(config, reading.usable)
     examples, left_out = make_examples(config, reading, features, tokenizer, limit)
     rho = length_ratio(examples[TRAIN])
-    schedule = config.schedule.for_run(rho)
     model = _model(config, features, tokenizer)
     standardise(model, features, [example.window for example in examples[TRAIN]])
     signature = {
-        "version": zendaya.__version__, "recipe": config.to_dict(), "schedule": str(schedule), "data_digest": reading.digest,
-        "encoder": features.signature.encoder, "encoder_digest": features.signature.encoder_digest, "limit": limit,
-        "examples": {split: len(each) for split, each in examples.items()}, "left_out": left_out, "rho": rho,
+        "version": zendaya.__version__, "recipe": config.to_dict(), "schedule": str(config.schedule.for_run(rho)),
+        "data_digest": reading.digest, "encoder": features.signature.encoder, "encoder_digest": features.signature.encoder_digest,
+        "limit": limit, "examples": {split: len(each) for split, each in examples.items()}, "left_out": left_out, "rho": rho,
         "parameters": model.num_parameters,
     }  # fmt: skip
     begin(folder, signature, resume)
-    task = DecodingTask(
-        model, features, examples,
-        TaskConfig(
-            schedule=schedule, stride=rho, scale=config.model.window_tokens if config.scale == "window" else None,
-            length_weight=config.length_weight, label_smoothing=config.label_smoothing, source_noise=config.source_noise,
-            alignment=config.alignment, alignment_slots=config.alignment_slots,
-        ),
-    )  # fmt: skip
-    return run(task, config.loop, folder, resume=resume, report=report)
+    return run(DecodingTask(model, features, examples, config, rho), config.loop, folder, resume=resume, report=report)
 
 
 def _model(config: TrainConfig, store: FeatureStore, tokenizer: Tokenizer) -> Model:

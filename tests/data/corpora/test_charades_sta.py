@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from zendaya.data.corpora import charades_sta
+from zendaya.data.corpora.base import streaming_pairs
 from zendaya.data.corpora.registry import read
-from zendaya.data.pairs import streaming_pairs
 from zendaya.errors import CorpusError
 
 HEADER = "id,subject,scene,script,length\n"
@@ -87,7 +87,7 @@ def test_crlf_is_a_line_end(put, collect):
     ("files", "message"),
     [
         ({}, "holds none of charades_sta_train.txt"),
-        ({"charades_sta_test.txt": "AAA11 0.0 1.0##a.\n"}, r"Charades_v1_test.csv: no such file; the lengths"),
+        ({"charades_sta_test.txt": "AAA11 0.0 1.0##a.\n"}, r"Charades_v1_test.csv: no such file; it has the lengths"),
         ({"charades_sta_test.txt": "AAA11 0.0 1.0##a.\n", "Charades_v1_test.csv": "id,name\nA,b\n"}, "the columns id and length"),
         ({"charades_sta_test.txt": "AAA11 0.0 1.0##a.\n", "Charades_v1_test.csv": ""}, "the columns id and length"),
         ({"charades_sta_test.txt": "<html>\n</html>\n", "Charades_v1_test.csv": HEADER}, r"no line of that format .*html"),

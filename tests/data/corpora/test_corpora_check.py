@@ -40,7 +40,7 @@ def test_counts_and_geometry(put):
     assert result.splits["test"].geometry is not None
     assert result.splits["test"].geometry.source_tokens.mean == 50
     assert (result.total.num_clips, result.total.num_usable, result.total.num_pairs) == (5, 4, 1)
-    assert result.source_tokens_from == "as published, or 2 tokens a second"
+    assert result.source_tokens_from == "as published, or 2 tokens per second"
     assert result.regime == "source-dense"
     assert result.first_tokens == 2
     assert result.gamma == pytest.approx(math.log(19 / 2) / math.log(2))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zendaya.data.pairs import consecutive, overlap, streaming_pairs
+from zendaya.data.corpora.base import consecutive, overlap, streaming_pairs
 from zendaya.records import Clip
 
 

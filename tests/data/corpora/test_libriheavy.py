@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zendaya.data.corpora import libriheavy, libriheavy_6k
+from zendaya.data.corpora.base import streaming_pairs
 from zendaya.data.corpora.registry import read
-from zendaya.data.pairs import streaming_pairs
 from zendaya.errors import CorpusError
 from zendaya.records import Clip
 
@@ -168,7 +168,7 @@ def test_data_json_alone(put, collect):
     ("files", "message"),
     [
         ({}, "holds no manifest"),
-        ({"libriheavy_cuts_dev.jsonl": "text\n"}, "expected lhotse cuts, one a line: got no line of that format"),
+        ({"libriheavy_cuts_dev.jsonl": "text\n"}, "expected lhotse cuts, one per line: got no line of that format"),
         ({"libriheavy_cuts_dev.jsonl": ""}, "got an empty file"),
         ({"libriheavy_cuts_dev.jsonl.gz": gzip.compress(jsonl(cut()).encode() * 50)[:-30]}, "damaged gzip"),
         ({"d/segments": "u r 0 1\n"}, "text: no such file"),

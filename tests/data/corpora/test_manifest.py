@@ -128,7 +128,7 @@ def test_each_oddity_is_reported_and_handled_as_stated(put, collect):
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", '{"id": 1}\n'])
 def test_another_format_is_one_clear_line(put, content):
-    with pytest.raises(CorpusError, match="expected a JSON object a line"):
+    with pytest.raises(CorpusError, match="expected a JSON object per line"):
         list(manifest.clips(put("my.jsonl", content) / "my.jsonl", []))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zendaya.data.corpora import libriheavy
-from zendaya.data.corpora.libriheavy import Transcript, book_folder
+from zendaya.data.corpora.libriheavy import book_folder
 from zendaya.errors import CorpusError
 from zendaya.records import Clip, Problem
 
@@ -17,7 +17,7 @@ TRAINING_SIZES = ("small", "medium", "large")
 
 
 def files(path: Path) -> list[Path]:
-    """The manifest the subset is drawn from: the one given, or of a folder the smallest of the training manifests."""
+    """The manifest of the subset: the one given, or the smallest training manifest of a folder."""
     published = libriheavy.files(path)
     for size in TRAINING_SIZES:
         for file in published:
@@ -26,19 +26,17 @@ def files(path: Path) -> list[Path]:
     return published
 
 
-def clips(path: Path, problems: list[Problem], transcript: Transcript = "book", seed: int = 0) -> Iterator[Clip]:
+def clips(path: Path, problems: list[Problem]) -> Iterator[Clip]:
     """The 6k-utterance subset of the paper (Sec. 5.1) from a published manifest."""
     published = files(path)
-    yield from subset(libriheavy.clips(published[0] if len(published) == 1 else path, problems, transcript), seed=seed)
+    yield from subset(libriheavy.clips(published[0] if len(published) == 1 else path, problems))
 
 
 def subset(clips: Iterable[Clip], *, num_train: int = 6000, num_valid: int = 500, num_test: int = 500, seed: int = 0) -> list[Clip]:
-    """A seeded choice of whole recordings into train, valid and test, no book in two of them.
+    """A seeded choice of recordings for train, valid and test; no book is in two of them.
 
-    The paper gives the 6k and the disjoint books (Sec. 5.1); the sizes of the other two are ours. Books are ordered by a
-    hash of the seed and their name, so the choice does not depend on the order of the file or on Python; the first fill
-    test, the next valid, the rest are for training. Within a split, recordings are taken whole in such an order, so that
-    their utterances stay consecutive; the last one is cut off in time.
+    The paper sets the 6k and the disjoint books (Sec. 5.1), we the other sizes. Books, in the order of a hash of seed and name, fill test,
+    then valid, then train. Within a split, whole recordings in such an order are taken; the last one is cut off in time.
     """
     usable = [clip for clip in clips if clip.usable]
     books = _books(usable)
@@ -66,7 +64,7 @@ def _draw(seed: int, name: str) -> str:
 
 
 def _books(clips: Iterable[Clip]) -> dict[tuple[str, str], str]:
-    """The book of each (title, directory): those that share either are one book, named by the first of all its names."""
+    """The book of each (title, directory); pairs that share either are one book, named by the first of its names."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:

@@ -1,4 +1,4 @@
-"""LibriSpeech (Panayotov et al. 2015): read utterances of book chapters, as openslr.org has it or as one manifest.jsonl."""
+"""LibriSpeech (Panayotov et al. 2015): read utterances of book chapters, from the folders of openslr.org or one manifest.jsonl."""
 
 from __future__ import annotations
 
@@ -9,19 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zendaya.data.corpora.base import Corpus
-from zendaya.data.published import (
-    Malformed,
-    as_name,
-    as_number,
-    checked,
-    clean_references,
-    get,
-    json_lines,
-    lines,
-    report,
-    snippet,
-    unreadable,
-)
+from zendaya.data.published import Malformed, add_new, checked, clean_references, json_lines, lines, report, skipping, unreadable
 from zendaya.errors import CorpusError
 from zendaya.records import Clip, Problem
 
@@ -43,7 +31,7 @@ class _Utterance:
 
 
 def files(path: Path) -> list[Path]:
-    """The published files: the manifest if it is there, else the transcripts of all chapters."""
+    """The published files: the manifest if there is one, else the transcripts of all chapters."""
     manifest = path / "manifest.jsonl"
     if manifest.is_file():
         return [manifest]
@@ -55,7 +43,7 @@ def files(path: Path) -> list[Path]:
 
 
 def clips(path: Path, problems: list[Problem]) -> Iterator[Clip]:
-    """One clip an utterance, in file order; a chapter is a stream of its utterances back to back, as no times in it are published."""
+    """One clip per utterance, in file order; a stream is a chapter's utterances back to back, as no times are published."""
     for _, clip in located_clips(path, files(path), problems):
         yield clip
 
@@ -68,27 +56,19 @@ def located_clips(path: Path, published: list[Path], problems: list[Problem]) ->
         raise unreadable(published[0], "lines with id, split, dur, text and audio" if manifest else "lines `ID TEXT`", problems)
     for utterance, (stream, start_s) in zip(utterances, _places(utterances, problems), strict=True):
         clip = Clip(
-            corpus=NAME,
-            id=utterance.id,
-            split=utterance.split,
-            stream=stream,
-            references=clean_references([utterance.text], utterance.where, problems),
-            start_s=start_s,
-            end_s=_sum_s(start_s, utterance.duration_s),
-            media=utterance.audio,
-            media_start_s=start_s,
-            group=utterance.id.partition("-")[0],
-        )
+            corpus=NAME, id=utterance.id, split=utterance.split, stream=stream, start_s=start_s, media_start_s=start_s,
+            references=clean_references([utterance.text], utterance.where, problems), end_s=_sum_s(start_s, utterance.duration_s),
+            media=utterance.audio, group=utterance.id.partition("-")[0],
+        )  # fmt: skip
         yield utterance.where, checked(clip, utterance.where, problems)
 
 
 def _sum_s(start_s: float, duration_s: float) -> float:
-    # To the microsecond, far below one sample: sums of floats would show their last places.
-    return round(start_s + duration_s, 6)
+    return round(start_s + duration_s, 6)  # to the microsecond, far below one sample, without the rounding errors of sums
 
 
 def _places(utterances: list[_Utterance], problems: list[Problem]) -> list[tuple[str, float]]:
-    """The stream and the start of each utterance: a chapter's own, in the order of their numbers."""
+    """The stream of each utterance and its start there: the chapter's, in the order of their numbers."""
     places = [("", 0.0)] * len(utterances)
     chapters: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for index, utterance in enumerate(utterances):
@@ -98,17 +78,13 @@ def _places(utterances: list[_Utterance], problems: list[Problem]) -> list[tuple
         members.sort()
         stream, start_s, expected = chapter, 0.0, members[0][0]
         for position, index in members:
+            utterance = utterances[index]
             if position != expected:
-                where = utterances[index].where
-                report(
-                    problems,
-                    "gap",
-                    where,
-                    f"{utterances[index].id}: the utterances {expected:04} to {position - 1:04} before it are not there",
-                )
+                detail = f"{utterance.id}: the utterances {expected:04} to {position - 1:04} before it are missing"
+                report(problems, "gap", utterance.where, detail)
                 stream, start_s = f"{chapter}+{position:04}", 0.0
             places[index] = stream, start_s
-            start_s = _sum_s(start_s, max(0.0, utterances[index].duration_s))
+            start_s = _sum_s(start_s, max(0.0, utterance.duration_s))
             expected = position + 1
     return places
 
@@ -116,72 +92,48 @@ def _places(utterances: list[_Utterance], problems: list[Problem]) -> list[tuple
 def _manifest(path: Path, file: Path, problems: list[Problem]) -> Iterator[_Utterance]:
     seen: set[str] = set()
     for where, record in json_lines(file, problems):
-        try:
-            utterance = _Utterance(
-                where,
-                _identity(get(record, "id")),
-                as_name(get(record, "split"), "split"),
-                as_number(get(record, "dur"), "dur"),
-                get(record, "text"),
-                as_name(get(record, "audio"), "audio"),
-            )
+        with skipping(problems, where):
+            identity, split, duration_s = record.name("id"), record.name("split"), record.number("dur")
+            if not _ID.fullmatch(identity):
+                raise Malformed("id must be SPEAKER-CHAPTER-NUMBER", identity)
+            utterance = _Utterance(where, identity, split, duration_s, record.value("text"), record.name("audio"))
             if not isinstance(utterance.text, str):
-                raise Malformed(f"text must be a text: got {snippet(utterance.text)}")
-        except Malformed as error:
-            report(problems, "malformed", where, str(error))
-            continue
-        if utterance.id in seen:
-            report(problems, "duplicate-id", where, f"{utterance.id} is there twice")
-            continue
-        seen.add(utterance.id)
-        if not (path / utterance.audio).is_file():
-            report(problems, "missing-media", where, f"{snippet(utterance.audio)} is not in the folder")
-        yield utterance
+                raise Malformed("text must be a text", utterance.text)
+            add_new(seen, identity)
+            if not (path / utterance.audio).is_file():
+                report(problems, "missing-media", where, f"{utterance.audio!r} is not in the folder")
+            yield utterance
 
 
 def _folders(path: Path, transcripts: list[Path], problems: list[Problem]) -> Iterator[_Utterance]:
     seen: set[str] = set()
     for file in transcripts:
-        label = file.relative_to(path).as_posix()
-        for where, line in lines(file, problems, label):
-            identity, _, text = line.partition(" ")
-            if not _ID.fullmatch(identity):
-                report(problems, "malformed" if line.strip() else "blank-line", where, f"not `ID TEXT`: {snippet(line)}")
-                continue
-            if identity in seen:
-                report(problems, "duplicate-id", where, f"{identity} is there twice")
-                continue
-            seen.add(identity)
-            audio = file.parent / f"{identity}.flac"
-            try:
-                duration_s = flac_duration_s(audio)
-            except Malformed as error:
-                report(problems, "missing-media", where, f"{audio.name}: {error}")
-                duration_s = 0.0
-            yield _Utterance(where, identity, file.parents[2].name, duration_s, text, audio.relative_to(path).as_posix())
-
-
-def _identity(value: object) -> str:
-    name = as_name(value, "id")
-    if not _ID.fullmatch(name):
-        raise Malformed(f"id must be SPEAKER-CHAPTER-NUMBER: got {snippet(name)}")
-    return name
+        for where, line in lines(file, problems, file.relative_to(path).as_posix()):
+            with skipping(problems, where):
+                identity, _, text = line.partition(" ")
+                if not _ID.fullmatch(identity):
+                    raise Malformed("expected `ID TEXT`", line, kind="malformed" if line.strip() else "blank-line")
+                add_new(seen, identity)
+                audio, duration_s = file.parent / f"{identity}.flac", 0.0
+                with skipping(problems, where):
+                    duration_s = flac_duration_s(audio)
+                yield _Utterance(where, identity, file.parents[2].name, duration_s, text, audio.relative_to(path).as_posix())
 
 
 def flac_duration_s(file: Path) -> float:
-    """Seconds of a FLAC file by its header: the STREAMINFO block, 34 bytes that follow the first 8 (RFC 9639, section 8.2)."""
+    """Seconds of a FLAC file by its header: the STREAMINFO block, 34 bytes after the first 8 (RFC 9639, section 8.2)."""
     try:
         with file.open("rb") as opened:
             head = opened.read(42)
     except OSError as error:
-        raise Malformed(error.strerror or str(error)) from None
-    if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F:
-        raise Malformed("not a FLAC file")
-    # 20 bits of sample rate, 3 of channels, 5 of depth, 36 of samples.
+        raise Malformed(f"{file.name}: {error.strerror or error}", kind="missing-media") from None
+    # Bytes 18 to 25: 20 bits of sample rate, 3 of channels, 5 of depth, 36 of samples.
     packed = int.from_bytes(head[18:26], "big")
     rate, num_samples = packed >> 44, packed & (1 << 36) - 1
+    if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F:
+        raise Malformed(f"{file.name}: not a FLAC file", kind="missing-media")
     if not rate or not num_samples:
-        raise Malformed("its header does not say how long it is")
+        raise Malformed(f"{file.name}: its header does not give its length", kind="missing-media")
     return num_samples / rate
 
 

@@ -1,4 +1,4 @@
-"""Multi30k, task 1 (Elliott et al. 2016): image captions and their translations, a sentence a line, one file a language."""
+"""Multi30k, task 1 (Elliott et al. 2016): image captions and their translations, one file per language, one sentence per line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from zendaya.records import Clip, Problem
 
 NAME = "multi30k"
 SPLITS = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
-NEEDS = "{train,val,test_2016_flickr,…}.{en,de,fr}, plain or .gz, in one folder"
-LICENCE = "research use (the captions are Flickr30k's)"
 WHERE = "https://github.com/multi30k/dataset (data/task1/raw)"
 
 REQUIRED = ("train", "val", "test_2016_flickr")
-"""Other tests are published for some languages only, and are not missed."""
+"""The other test sets are published for some languages only."""
 
 
 def files(path: Path, source: str = "en", target: str = "de") -> list[Path]:
     """The published files in the folder: for each split the source side, then the target side."""
-    published = found(path, [f"{split}.{source}" for split in SPLITS], f"the Multi30k sentences in {source!r}", WHERE)
     pairs: list[Path] = []
-    for file in published:
+    for file in found(path, [f"{split}.{source}" for split in SPLITS], f"the Multi30k sentences in {source!r}", WHERE):
         side = file.name.removesuffix(".gz").removesuffix(f".{source}") + f".{target}"
         other = next((path / name for name in (side, f"{side}.gz") if (path / name).is_file()), None)
         if other is None:
@@ -34,17 +31,18 @@ def files(path: Path, source: str = "en", target: str = "de") -> list[Path]:
 
 
 def clips(path: Path, problems: list[Problem], source: str = "en", target: str = "de") -> Iterator[Clip]:
-    """One clip a line, in file order: `source` is the sentence, the one reference its translation; sentences make no stream."""
+    """One clip per line, in file order: `source` is the sentence, its translation the one reference; there are no streams."""
     published = files(path, source, target)
     splits = [file.name.removesuffix(".gz").removesuffix(f".{source}") for file in published[::2]]
     for split in REQUIRED:
         if split not in splits:
             report(problems, "missing-split", f"{split}.{source}", "no such file")
     for split, file, other in zip(splits, published[::2], published[1::2], strict=True):
-        # Sides of different length do not belong together, and which line is missing cannot be known.
+        # With different numbers of lines, it is unknown which line is missing.
         num_lines, num_others = (sum(1 for _ in lines(side, [])) for side in (file, other))
         if num_lines != num_others or not num_lines:
-            raise CorpusError(f"{file}: {num_lines} lines, but {other.name} has {num_others}; expected as many, at least 1: get both again")
+            numbers = f"{num_lines} lines, but {other.name} has {num_others}"
+            raise CorpusError(f"{file}: {numbers}; expected equal numbers, at least 1: download both again")
         yield from _split_clips(split, file, other, problems)
 
 
@@ -56,19 +54,13 @@ def _split_clips(split: str, file: Path, other: Path, problems: list[Problem]) -
         seen.add((text, translation))
         sentence = clean(text, where, problems, "the source")
         if not sentence:
-            report(problems, "empty-source", where, "a line without text")
-        identity = f"{split}/{where.rpartition(':')[2]}"
-        yield Clip(
-            corpus=NAME,
-            id=identity,
-            split=split,
-            stream=identity,
-            references=clean_references([translation], other_where, problems),
-            source=sentence,
-        )
+            report(problems, "empty-source", where, "the source is empty")
+        identity, references = f"{split}/{where.rpartition(':')[2]}", clean_references([translation], other_where, problems)
+        yield Clip(corpus=NAME, id=identity, split=split, stream=identity, references=references, source=sentence)
 
 
 CORPUS = Corpus(
-    name=NAME, task="translation of sentences, English to German", modality="text", metrics=("bleu",), needs=NEEDS, where=WHERE,
-    licence=LICENCE, files=files, clips=clips,
+    name=NAME, task="translation of sentences, English to German", modality="text", metrics=("bleu",),
+    needs="{train,val,test_2016_flickr,…}.{en,de,fr}, plain or .gz, in one folder", where=WHERE,
+    licence="research use (the captions are Flickr30k's)", files=files, clips=clips,
 )  # fmt: skip

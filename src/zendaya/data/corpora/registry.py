@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from zendaya import plugins
@@ -19,8 +19,7 @@ def names() -> tuple[str, ...]:
 
 def get(name: str) -> Corpus:
     """The corpus of that name."""
-    corpus: Corpus = plugins.load("corpora", name)
-    return corpus
+    return plugins.load("corpora", name)
 
 
 def read(name: str, path: str | Path) -> Reading:
@@ -28,19 +27,17 @@ def read(name: str, path: str | Path) -> Reading:
     corpus, folder = get(name), Path(path).expanduser()
     problems: list[Problem] = []
     clips = tuple(corpus.clips(folder, problems))
-    problems += _shared(clips)
-    return Reading(corpus, clips, tuple(problems), digest(name, folder))
+    return Reading(corpus, clips, (*problems, *_shared(clips)), digest(name, folder))
 
 
 def digest(name: str, path: str | Path) -> str:
-    """sha256 of the published files a corpus is read from."""
+    """sha256 of the published files of a corpus."""
     folder = Path(path).expanduser()
     return published.digest(get(name).files(folder), folder)
 
 
-def _shared(clips: Iterable[Clip]) -> Iterator[Problem]:
-    """One problem per stream or group that is in the training split and another; val_1 and val_2 may share videos."""
-    clips = tuple(clips)
+def _shared(clips: tuple[Clip, ...]) -> Iterator[Problem]:
+    """One problem per stream or group that is in the training split and in another."""
     for kind, name in (("shared-stream", "stream"), ("shared-group", "group")):
         splits: dict[str, dict[str, str]] = defaultdict(dict)
         for clip in clips:

@@ -1,8 +1,7 @@
 """A clip of a corpus to its tokens, for any encoder, by its modality.
 
 Audio is encoded from the clip's first sample with a fresh state, like a live session that begins there. Video frames and feature
-rows are encoded as one stream; a clip gets the tokens that arrive during it, so consecutive clips share none and lose none.
-Arrival times count from the start of the clip.
+rows are encoded as one stream; a clip gets the tokens that arrive during it. Arrival times count from the start of the clip.
 """
 
 from __future__ import annotations
@@ -10,20 +9,21 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from zendaya.data.features.files import Rows, read_array, read_features
-from zendaya.data.features.store import file_digest
 from zendaya.encoders.base import Encoder, FloatArray, Tokens, Traits, encode, stream
 from zendaya.encoders.registry import ROW_KEY, EncoderSpec
 from zendaya.errors import ConfigError, SourceError
+from zendaya.files import file_digest
 from zendaya.records import Clip
 from zendaya.sources.media import SAMPLE_RATE, Frame, Samples, read_audio, read_video
 
@@ -57,16 +57,19 @@ class Encoded:
     reason: str = ""
 
 
-class ClipEncoder(Protocol):
+class ClipEncoder(ABC):
     """Clips to tokens. The tokens depend on the clip alone, not on the clips before it."""
 
-    @property
-    def traits(self) -> Traits: ...
+    def __init__(self, encoder: Encoder[Any, Any]) -> None:
+        self.encoder, self.traits = encoder, encoder.traits
 
     def digest(self) -> str:
         """sha256 of the weights, or of the feature file; empty if there is neither."""
+        return self.encoder.digest()
 
-    def encode(self, clip: Clip) -> Encoded: ...
+    @abstractmethod
+    def encode(self, clip: Clip) -> Encoded:
+        """The tokens of a clip."""
 
 
 def complete_spec(spec: EncoderSpec, folder: Path, clips: Callable[[], Iterable[Clip]]) -> EncoderSpec:
@@ -92,10 +95,7 @@ def _feature_source(spec: EncoderSpec, folder: Path) -> FeatureSource:
 
 
 def media_path(folder: Path, media: str, suffixes: Iterable[str] = ()) -> Path:
-    """The file of a clip; a name that leads out of the folder is refused, because a published file could name anything.
-
-    A link inside the folder was put there by its owner, and is followed.
-    """
+    """The file of a clip; published names that lead out of the folder are refused, links inside it are followed."""
     base = folder.resolve()  # "../x" would count as relative to "."
     path = Path(os.path.normpath(base / media))
     if not media or not path.is_relative_to(base):
@@ -116,9 +116,6 @@ def _short(where: Path | str, got_s: float, wanted_s: float) -> str:
 def _noted(tokens: Tokens, reasons: Iterable[str]) -> Encoded:
     reason = "; ".join(filter(None, reasons))
     return Encoded(tokens, "short" if reason else "", reason)
-
-
-# Audio.
 
 
 class _Recording:
@@ -159,15 +156,13 @@ class _Recording:
         return (self.first + len(self._chunks) - 1) * CHUNK + self._chunks[-1].size if self._chunks else self.first * CHUNK
 
 
-class AudioClips:
+class AudioClips(ClipEncoder):
     """Clips of recordings; the source of a joined clip is its parts, back to back."""
 
     def __init__(self, encoder: Encoder[Samples, Any], folder: Path) -> None:
-        self.encoder, self.traits, self._folder = encoder, encoder.traits, folder
+        super().__init__(encoder)
+        self._folder = folder
         self._recording: _Recording | None = None
-
-    def digest(self) -> str:
-        return self.encoder.digest()
 
     def encode(self, clip: Clip) -> Encoded:
         notes = list[str]()
@@ -183,9 +178,6 @@ class AudioClips:
         samples = self._recording.between(start, stop)
         notes.append(_short(path, samples.size / SAMPLE_RATE, (stop - start) / SAMPLE_RATE))
         return samples
-
-
-# Video.
 
 
 class _Film:
@@ -213,15 +205,13 @@ class _Film:
         return Tokens.join([*kept, *self._parts[-1:]], self._dim)
 
 
-class VideoClips:
+class VideoClips(ClipEncoder):
     """Clips of videos: the tokens of the video that arrive during the clip."""
 
     def __init__(self, encoder: Encoder[list[Frame], Any], folder: Path) -> None:
-        self.encoder, self.traits, self._folder = encoder, encoder.traits, folder
+        super().__init__(encoder)
+        self._folder = folder
         self._film: _Film | None = None
-
-    def digest(self) -> str:
-        return self.encoder.digest()
 
     def encode(self, clip: Clip) -> Encoded:
         _refuse_joined(clip, "videos")
@@ -246,11 +236,7 @@ def _during(tokens: Tokens, start_s: float, end_s: float, where: Path | str, tra
         got = f"the last arrives at {arrival_s[-1]:.2f} s" if len(tokens) else "there is none"
         raise SourceError(f"{where}: no token arrives between {start_s:.2f} and {end_s:.2f} s: {got}")
     chosen = Tokens(tokens.values_TE[first:stop], arrival_s[first:stop] - start_s)
-    over = stop < len(tokens)
-    return _noted(chosen, [] if over else [_short(where, float(arrival_s[-1]) + 1 / traits.tokens_per_s, end_s)])
-
-
-# Precomputed features.
+    return _noted(chosen, [] if stop < len(tokens) else [_short(where, float(arrival_s[-1]) + 1 / traits.tokens_per_s, end_s)])
 
 
 class FeatureSource:
@@ -295,13 +281,17 @@ class FeatureSource:
             return media_path(self.path, self._key(clip), _FEATURE_SUFFIXES), None
         return self.path, self._key(clip)
 
-    def digest(self) -> str:
-        return file_digest(self.path) if self.path is not None and self.path.is_file() else ""
-
     @cached_property
     def _packed(self) -> tuple[Any, Any, Any]:
+        """The levels, scale and offsets of an npz that holds all clips."""
         assert self.path is not None
-        return _read_packed(self.path)
+        levels, scale, offsets = (read_array(self.path, name) for name in ("q", "scale", "offset"))
+        shapes = f"q {levels.shape}, scale {scale.shape} and offset {offsets.shape}"
+        fits = levels.ndim == 2 and scale.shape == levels.shape[1:] and offsets.ndim == 1 and offsets.size > 1
+        fits = fits and offsets.dtype.kind in "iu" and offsets[0] == 0 and offsets[-1] == levels.shape[0]
+        if not fits or (np.diff(offsets.astype(np.int64)) < 0).any():
+            raise SourceError(f"{self.path}: {shapes} do not fit: expected (rows, dim), (dim,) and rising offsets from 0 to rows")
+        return levels, scale.astype(np.float32), offsets.astype(np.int64)
 
     def _packed_rows(self, clip: Clip) -> Rows:
         levels, scale, offsets = self._packed
@@ -321,26 +311,17 @@ def _is_packed(path: Path) -> bool:
         raise SourceError(f"{path}: not a whole npz file: {error}") from None
 
 
-def _read_packed(path: Path) -> tuple[Any, Any, Any]:
-    levels, scale, offsets = (read_array(path, name) for name in ("q", "scale", "offset"))
-    fits = levels.ndim == 2 and scale.shape == levels.shape[1:] and offsets.ndim == 1 and offsets.size > 1 and offsets.dtype.kind in "iu"
-    if not fits or offsets[0] != 0 or offsets[-1] != levels.shape[0] or (np.diff(offsets.astype(np.int64)) < 0).any():
-        raise SourceError(
-            f"{path}: q {levels.shape}, scale {scale.shape} and offset {offsets.shape} do not fit: "
-            f"expected (rows, dim), (dim,) and rising offsets from 0 to rows"
-        )
-    return levels, scale.astype(np.float32), offsets.astype(np.int64)
-
-
-class FeatureClips:
+class FeatureClips(ClipEncoder):
     """Clips of feature rows: a clip's own, or those of its stream that arrive during it."""
 
     def __init__(self, encoder: Encoder[Rows, Any], source: FeatureSource) -> None:
-        self.encoder, self.traits, self._source = encoder, encoder.traits, source
+        super().__init__(encoder)
+        self._source = source
         self._last: tuple[object, Tokens, str] | None = None
 
     def digest(self) -> str:
-        stored, weights = self._source.digest(), self.encoder.digest()
+        path, weights = self._source.path, self.encoder.digest()
+        stored = file_digest(path) if path is not None and path.is_file() else ""
         return hashlib.sha256(f"{stored}{weights}".encode()).hexdigest() if weights else stored
 
     def encode(self, clip: Clip) -> Encoded:
@@ -359,17 +340,8 @@ class FeatureClips:
         return _during(self._last[1], start_s, end_s, self._last[2], self.traits)
 
 
-# Text.
-
-
-class TextClips:
+class TextClips(ClipEncoder):
     """Sentences to translate: the ids of their words."""
-
-    def __init__(self, encoder: Encoder[str, Any]) -> None:
-        self.encoder, self.traits = encoder, encoder.traits
-
-    def digest(self) -> str:
-        return self.encoder.digest()
 
     def encode(self, clip: Clip) -> Encoded:
         return Encoded(encode(self.encoder, [clip.source], where=f"clip {clip.id}"))

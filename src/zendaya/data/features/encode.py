@@ -1,7 +1,7 @@
 """Encoding a corpus: clips through a frozen encoder into a feature store, by one process, several, or a Ray cluster.
 
-The same clips give the same bytes, stopped and resumed or not, by one worker or many: the store has the order of the corpus, and
-every worker computes on one thread.
+The same clips give the same bytes, resumed or not, with any number of workers: the store is in corpus order, and every worker has one
+thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ NO_MEMORY = "memory"
 """Kind of problem: not enough memory for a clip."""
 DEFAULTS = EncodeOptions()
 
+Report = Callable[[Progress], None]
 Make = Callable[[], ClipEncoder]
 """Opens the encoder in each worker; it must pickle, unless there is one worker in this process."""
 
@@ -62,7 +64,7 @@ class Summary:
 
 def encode_corpus(
     corpus: str, path: str | Path, out: str | Path, *, encoder: str, options: EncodeOptions = DEFAULTS,
-    report: Callable[[Progress], None] | None = None,
+    report: Report | None = None,
 ) -> Summary:  # fmt: skip
     """Encode a corpus into a store by an encoder, as `whisper:tiny.en,block_s=1`; continue if the same call was stopped."""
     spec, workers = EncoderSpec.parse(encoder), Workers.parse(options.workers, options.ray)
@@ -73,7 +75,11 @@ def encode_corpus(
         raise CorpusError(f"{corpus}: no clip in split {options.split!r}; its splits are {', '.join(splits)}")
     clips = clips[: options.limit]
     _check_modality(spec, corpus, clips)
-    folder = _media_folder(Path(path).expanduser(), options.media, clips)
+    place = Path(path).expanduser()
+    folder = (Path(options.media).expanduser() if options.media is not None else place if place.is_dir() else place.parent).resolve()
+    if not folder.is_dir():
+        example = clips[0].media or "the files of the corpus"
+        raise SourceError(f"{folder}: no such media folder; give the one that holds {example!r} with --media")
     spec = complete_spec(spec, folder, lambda: clips)
     first = open_clip_encoder(spec, folder)
     signature = Signature.of(
@@ -86,14 +92,6 @@ def encode_corpus(
     summary = encode_clips(clips, make, out, signature, options, folder=folder, report=report or (lambda _: None))
     # Missing media are reported by the job itself, which knows their place.
     return replace(summary, corpus_problems=sum(problem.kind != "missing-media" for problem in reading.problems))
-
-
-def _media_folder(path: Path, media: Path | None, clips: Sequence[Clip]) -> Path:
-    folder = (Path(media).expanduser() if media is not None else path if path.is_dir() else path.parent).resolve()
-    if not folder.is_dir():
-        example = clips[0].media or "the files of the corpus"
-        raise SourceError(f"{folder}: no such media folder; give the one that holds {example!r} with --media")
-    return folder
 
 
 def _reuse(first: ClipEncoder, make: Make) -> Make:
@@ -111,7 +109,7 @@ def _check_modality(spec: EncoderSpec, corpus: str, clips: Sequence[Clip]) -> No
 
 def encode_clips(
     clips: Sequence[Clip], make: Make, out: str | Path, signature: Signature, options: EncodeOptions = DEFAULTS, *,
-    folder: Path | None = None, report: Callable[[Progress], None] = lambda _: None,
+    folder: Path | None = None, report: Report = lambda _: None,
 ) -> Summary:  # fmt: skip
     """Encode clips, in their order, into the store at `out`; `folder` is cut from the reasons of failed clips."""
     begun_s, workers = time.perf_counter(), Workers.parse(options.workers, options.ray)
@@ -125,15 +123,14 @@ def encode_clips(
         try:
             _encode_rest(writer, clips, make, workers, folder, report)
         except BaseException as error:
-            if not isinstance(error, StoreError):  # after its own error, the store has kept what it can
+            if not isinstance(error, StoreError):  # after a StoreError, the writer has saved all it can
                 writer.stop()
             raise
         entries = writer.entries
         if not any(entry.num_tokens for entry in entries):
             writer.discard()
-            raise SourceError(
-                f"none of the {len(entries)} clips could be encoded; the first: {entries[0].reason}; all are in {Path(out) / PROBLEMS}"
-            )
+            first = f"the first: {entries[0].reason}; all are in {Path(out) / PROBLEMS}"
+            raise SourceError(f"none of the {len(entries)} clips could be encoded; {first}")
         writer.finish()
         verified = options.verify or resumed == len(clips)  # a run with nothing to do checks the store that is there
         if verified:
@@ -147,9 +144,7 @@ def encode_clips(
     )  # fmt: skip
 
 
-def _encode_rest(
-    writer: StoreWriter, clips: Sequence[Clip], make: Make, workers: Workers, folder: Path | None, report: Callable[[Progress], None]
-) -> None:
+def _encode_rest(writer: StoreWriter, clips: Sequence[Clip], make: Make, workers: Workers, folder: Path | None, report: Report) -> None:
     """Encode the clips that the store does not have."""
     failed = sum(entry.num_tokens == 0 for entry in writer.entries)
     report(_progress(writer.num_entries, len(clips), failed))
@@ -162,7 +157,12 @@ def _encode_rest(
     with Executor(setup, workers, purpose="encoding on a Ray cluster") as executor:
         for batch, outcomes in zip(batches, executor.map(batches), strict=True):
             for clip, outcome in zip(batch, outcomes, strict=True):
-                _store(writer, clip, outcome, folder)
+                # The store does not say where media are on this machine.
+                reason = outcome.reason if folder is None else outcome.reason.replace(f"{folder}{os.sep}", "")
+                if outcome.num_tokens:
+                    writer.add(clip.id, clip.split, outcome.num_tokens, outcome.record, kind=outcome.kind, reason=reason)
+                else:
+                    writer.fail(clip.id, clip.split, outcome.kind, reason)
                 failed += not outcome.num_tokens
                 report(_progress(writer.num_entries, len(clips), failed))
 
@@ -178,14 +178,9 @@ def _check_prefix(writer: StoreWriter, keys: Sequence[tuple[str, str]]) -> int:
         raise StoreError(f"{writer.path}: holds {len(have)} clips already, more than the {len(keys)} to encode; encode to another folder")
     for number, (old, new) in enumerate(zip(have, keys, strict=False)):
         if old != new:
-            raise StoreError(
-                f"{writer.path}: clip {number + 1} is {old[1]!r} of split {old[0]!r}: expected {new[1]!r} of {new[0]!r}; "
-                f"encode to another folder"
-            )
+            got = f"clip {number + 1} is {old[1]!r} of split {old[0]!r}: expected {new[1]!r} of {new[0]!r}"
+            raise StoreError(f"{writer.path}: {got}; encode to another folder")
     return len(have)
-
-
-# One clip.
 
 
 @dataclass(frozen=True)
@@ -198,15 +193,6 @@ class ClipOutcome:
     reason: str
 
 
-def _store(writer: StoreWriter, clip: Clip, outcome: ClipOutcome, folder: Path | None) -> None:
-    # The store does not say where media are on this machine.
-    reason = outcome.reason if folder is None else outcome.reason.replace(f"{folder}{os.sep}", "")
-    if outcome.num_tokens:
-        writer.add(clip.id, clip.split, outcome.num_tokens, outcome.record, kind=outcome.kind, reason=reason)
-    else:
-        writer.fail(clip.id, clip.split, outcome.kind, reason)
-
-
 def _encode_one(encoder: ClipEncoder, clip: Clip, dtype: Dtype) -> ClipOutcome:
     if (not clip.source and clip.duration_s <= 0) or clip.num_source_tokens == 0:
         return _failed(clip, "empty", f"clip {clip.id}: nothing to read from {clip.start_s} to {clip.end_s} s")
@@ -216,7 +202,8 @@ def _encode_one(encoder: ClipEncoder, clip: Clip, dtype: Dtype) -> ClipOutcome:
     except SourceError as error:
         return _failed(clip, "unreadable", " ".join(str(error).split()))
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        # Torch has an error class for device memory; for main memory there is only the message.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         return _failed(clip, NO_MEMORY, "not enough memory for this clip")
 
@@ -226,11 +213,6 @@ def _failed(clip: Clip, kind: str, reason: str) -> ClipOutcome:
     media = clip.media or next((part.media for part in clip.parts), "")
     named = not media or re.search(rf"(?<!\w){re.escape(media)}(?!\w)", reason)
     return ClipOutcome(0, b"", kind, reason if named else f"{media}: {reason}")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # Torch has an error class for device memory; for main memory there is only the message.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _clip_work(make: Make, dtype: Dtype) -> Work[list[Clip], list[ClipOutcome]]:
@@ -252,11 +234,6 @@ def _clip_work(make: Make, dtype: Dtype) -> Work[list[Clip], list[ClipOutcome]]:
 
 def _batches(clips: Iterable[Clip]) -> Iterator[list[Clip]]:
     """Clips in order, consecutive ones of the same media together."""
-    batch = list[Clip]()
-    for clip in clips:
-        if batch and (len(batch) == BATCH or clip.media != batch[0].media or not clip.media):
-            yield batch
-            batch = []
-        batch.append(clip)
-    if batch:
-        yield batch
+    for media, group in groupby(clips, key=lambda clip: clip.media):
+        members, size = list(group), BATCH if media else 1
+        yield from (members[first : first + size] for first in range(0, len(members), size))

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 import torch
+from safetensors import SafetensorError, safe_open
 
 from zendaya.encoders.base import readable_prefix
 from zendaya.errors import MissingExtraError, SourceError
@@ -28,7 +28,7 @@ Rows = npt.NDArray[np.float32]
 MAX_BYTES = 2**30
 """Largest array in memory: 1 GiB. An hour of 4,096 features at 3 rows per second is 177 MB."""
 _FLOAT = 4
-"""Bytes of a value in memory as a feature, however few it takes in its file."""
+"""Bytes of a feature in memory, whatever its type in the file."""
 _NPY_HEAD = 2**14
 """Bytes within which the header of an npy must end; NumPy would read up to 4 GiB if the header claims so."""
 _PIECE = 2**20
@@ -40,12 +40,12 @@ _FILTERS = {1, 2, 3, 4, 5, 6, 32000}
 
 
 def read_features(path: str | Path, name: str | None = None, *, dim: int | None = None) -> Rows:
-    """Rows (T, D) of one array of a file; `name` says which, and may be left out where there is only one.
+    """Rows (T, D) of one array of a file; `name` may be omitted if there is only one.
 
-    In HDF5 the name is a path, as in `v_abc/c3d_features`; for a group with a single dataset the group's name will do.
+    In HDF5 the name is a path, as in `v_abc/c3d_features`; a group with a single dataset stands for it.
     """
     try:
-        return _checked_rows(_read(Path(path), name, _FLOAT), f"{path}" if name is None else f"{path}, {name!r}", dim)
+        return _checked_rows(read_array(path, name, _FLOAT), f"{path}" if name is None else f"{path}, {name!r}", dim)
     except MemoryError:
         raise _no_memory(path) from None
 
@@ -57,107 +57,87 @@ def _checked_rows(array: npt.NDArray[Any], where: str, dim: int | None) -> Rows:
         raise SourceError(f"{where}: empty: it has shape {array.shape}; expected at least one row")
     good = readable_prefix(array, LARGEST_FEATURE)
     if good < array.shape[0]:
-        raise SourceError(
-            f"{where}: row {good} holds a feature that is not finite or not below {LARGEST_FEATURE:g}: "
-            f"make the features again, or leave this clip out"
-        )
+        limits = f"row {good} holds a feature that is not finite or not below {LARGEST_FEATURE:g}"
+        raise SourceError(f"{where}: {limits}: make the features again, or leave this clip out")
     return array.astype(np.float32, copy=False)
 
 
-def read_array(path: str | Path, name: str | None = None) -> npt.NDArray[Any]:
-    """One array of a file as it is stored, of any shape; its numbers are not looked at."""
+def read_array(path: str | Path, name: str | None = None, width: int = 1) -> npt.NDArray[Any]:
+    """One array of a file as it is stored, of any shape; each value may take `width` bytes in memory. Its values are not checked."""
+    path = Path(path)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise SourceError(f"{path}: unknown format of features: expected .hdf5, .h5, .npy, .npz or .safetensors")
+    if not path.is_file():
+        raise SourceError(f"{path}: no such file")
     try:
-        return _read(Path(path), name, 1)
+        return reader(path, name, width)
+    except SourceError:
+        raise
     except MemoryError:
         raise _no_memory(path) from None
+    # RuntimeError: an encrypted npz or a type that torch cannot convert; ValueError, TypeError: a name or a type that cannot exist.
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, SafetensorError) as error:
+        raise SourceError(f"{path}: damaged, cut short or not {path.suffix.lower()}: {_first_line(error)}") from None
 
 
 def _no_memory(path: str | Path) -> SourceError:
-    return SourceError(f"{path}: does not fit into the memory that is free: store one array a clip, or free memory")
-
-
-def _read(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
-    """One array, of which each value will be held in at least `width` bytes."""
-    reader = {".npy": _read_npy, ".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix.lower())
-    if path.suffix.lower() in (".h5", ".hdf5", ".hdf"):
-        reader = _read_hdf5
-    if reader is None:
-        raise SourceError(f"{path}: not a feature file that is read here: expected .hdf5, .h5, .npy, .npz or .safetensors")
-    if not path.is_file():
-        raise SourceError(f"{path}: no such file")
-    return reader(path, name, width)
+    return SourceError(f"{path}: does not fit into the memory that is free: store one array per clip, or free memory")
 
 
 def _read_npy(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
     if name is not None:
         raise SourceError(f"{path}: an npy file holds one array without a name: got the name {name!r}")
-    try:
-        with path.open("rb") as file:
-            return _npy_array(file, path.stat().st_size, str(path), width)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
+    with path.open("rb") as file:
+        return _npy_array(file, path.stat().st_size, str(path), width)
 
 
 def _npy_array(file: IO[bytes], num_bytes: int, where: str, width: int) -> npt.NDArray[Any]:
-    """An array whose header is believed only if the bytes that follow bear it out."""
+    """An npy array, after a check that its header matches the number of bytes."""
     try:
         head = io.BytesIO(file.read(_NPY_HEAD))
         version = np.lib.format.read_magic(head)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(head)
         offset = head.tell()
-    except Exception as error:  # NumPy parses the header as Python: what damage raises there is no closed list
+    except Exception as error:  # NumPy parses the header as Python: damage may raise anything
         raise SourceError(f"{where}: damaged or not an npy array: {_first_line(error)}") from None
     _check_array(shape, dtype, where, width)
     size = math.prod(shape) * dtype.itemsize
     if size != num_bytes - offset:
         raise SourceError(f"{where}: damaged or cut short: shape {shape} of {dtype} needs {size} bytes and {num_bytes - offset} follow")
-    data, filled = np.empty(size, np.uint8), 0
-    try:
-        piece = head.read(size)
-        while piece:
-            data[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
-            filled += len(piece)
-            piece = file.read(min(_PIECE, size - filled))
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise SourceError(f"{where}: damaged: {_first_line(error)}") from None
+    data, filled, piece = np.empty(size, np.uint8), 0, head.read(size)
+    while piece:
+        data[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+        filled += len(piece)
+        piece = file.read(min(_PIECE, size - filled))
     if filled != size:
         raise SourceError(f"{where}: cut short: expected {size} bytes, got {filled}")
     return data.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _read_npz(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            info = members[_choose(list(members), name, str(path))]
-            where = f"{path}, {info.filename!r}"
-            if info.file_size > MAX_BYTES + _NPY_HEAD:
-                raise SourceError(f"{where}: unpacks to {info.file_size} bytes: expected at most {MAX_BYTES}; it is damaged or a zip bomb")
-            with archive.open(info) as file:
-                return _npy_array(file, info.file_size, where, width)
-    except SourceError:
-        raise
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError) as error:  # RuntimeError: an encrypted member
-        raise SourceError(f"{path}: not a whole npz file: {_first_line(error)}") from None
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        info = members[_choose(list(members), name, str(path))]
+        where = f"{path}, {info.filename!r}"
+        if info.file_size > MAX_BYTES + _NPY_HEAD:
+            raise SourceError(f"{where}: unpacks to {info.file_size} bytes: expected at most {MAX_BYTES}; it is damaged or a zip bomb")
+        with archive.open(info) as file:
+            return _npy_array(file, info.file_size, where, width)
 
 
 def _read_safetensors(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            chosen = _choose(list(file.keys()), name, str(path))
-            part = file.get_slice(chosen)
-            shape = tuple(part.get_shape())
-            if not part.get_dtype().startswith(("F", "BF", "I", "U")):
-                raise SourceError(f"{path}, {chosen!r}: holds {part.get_dtype()}: expected an array of numbers")
-            _check_array(shape, np.dtype(np.float32), f"{path}, {chosen!r}", width)
-            array = np.empty(shape, np.float32)  # a copy: the tensor is a view of the file, which may change
-            torch.from_numpy(array).copy_(file.get_tensor(chosen))
-            return array
-    except SourceError:
-        raise
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: a type that torch cannot turn
-        raise SourceError(f"{path}: not a whole safetensors file: {_first_line(error)}") from None
+    with safe_open(path, framework="pt") as file:
+        chosen = _choose(list(file.keys()), name, str(path))
+        part = file.get_slice(chosen)
+        shape = tuple(part.get_shape())
+        if not part.get_dtype().startswith(("F", "BF", "I", "U")):
+            raise SourceError(f"{path}, {chosen!r}: holds {part.get_dtype()}: expected an array of numbers")
+        _check_array(shape, np.dtype(np.float32), f"{path}, {chosen!r}", width)
+        array = np.empty(shape, np.float32)  # a copy: the tensor is a view of the file, which may change
+        torch.from_numpy(array).copy_(file.get_tensor(chosen))
+        return array
 
 
 def _read_hdf5(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
@@ -165,73 +145,66 @@ def _read_hdf5(path: Path, name: str | None, width: int) -> npt.NDArray[Any]:
         import h5py
     except ModuleNotFoundError:
         raise MissingExtraError("h5py", "features", "reading HDF5 features") from None
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            node: Any = file
-            place = ""
-            for part in [part for part in name.split("/") if part] if name else []:
-                node, place = _follow(node, place, part, path), f"{place}/{part}"
-            while isinstance(node, h5py.Group):
-                if place.count("/") >= MAX_DEPTH:  # a group may hold itself
-                    raise SourceError(f"{path}, {place!r}: more than {MAX_DEPTH} groups inside groups: name the dataset itself")
-                part = _choose(list(node), None, f"{path}, {place!r}" if place else str(path))
-                node, place = _follow(node, place, part, path), f"{place}/{part}"
-            where = f"{path}, {place!r}"
-            if not isinstance(node, h5py.Dataset):
-                raise SourceError(f"{where}: expected a dataset: got a {type(node).__name__}")
-            _check_dataset(node, where, width)
-            return np.asarray(node[()])
-    except SourceError:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # ValueError: a name or a type that cannot be
-        raise SourceError(f"{path}: damaged, cut short or not HDF5: {_first_line(error)}") from None
+    with h5py.File(path, "r", locking=False) as file:
+        node: Any = file
+        place = ""
+        for part in [part for part in name.split("/") if part] if name else []:
+            node, place = _follow(node, place, part, path), f"{place}/{part}"
+        while isinstance(node, h5py.Group):
+            if place.count("/") >= MAX_DEPTH:  # a group may hold itself
+                raise SourceError(f"{path}, {place!r}: more than {MAX_DEPTH} groups inside groups: name the dataset itself")
+            part = _choose(list(node), None, f"{path}, {place!r}" if place else str(path))
+            node, place = _follow(node, place, part, path), f"{place}/{part}"
+        where = f"{path}, {place!r}"
+        if not isinstance(node, h5py.Dataset):
+            raise SourceError(f"{where}: expected a dataset: got a {type(node).__name__}")
+        _check_dataset(node, where, width)
+        return np.asarray(node[()])
+
+
+_READERS = {".npy": _read_npy, ".npz": _read_npz, ".safetensors": _read_safetensors}
+_READERS |= dict.fromkeys((".h5", ".hdf5", ".hdf"), _read_hdf5)
 
 
 def _follow(node: Any, place: str, part: str, path: Path) -> Any:
-    """The child of a group, if it lies in the group itself: a link could lead to another file."""
+    """The child of a group; links are refused, because they could lead to another file."""
     import h5py
 
-    if not isinstance(node, h5py.Group) or part not in _names(node):
-        raise SourceError(
-            f"{path}: no {place + '/' + part!r} in it; expected {_some(_names(node)) if isinstance(node, h5py.Group) else 'a group'}"
-        )
+    inside, where = isinstance(node, h5py.Group), f"{place}/{part}"
+    if not inside or part not in list(node):
+        raise SourceError(f"{path}: no {where!r} in it; expected {_some(list(node)) if inside else 'a group'}")
     link = node.get(part, getlink=True)
     if not isinstance(link, h5py.HardLink):
         target = getattr(link, "filename", "") or getattr(link, "path", "")
-        raise SourceError(
-            f"{path}: {place + '/' + part!r} is a {type(link).__name__} to {target!r}; links are not followed: store the data itself"
-        )
+        raise SourceError(f"{path}: {where!r} is a {type(link).__name__} to {target!r}; links are not followed: store the data itself")
     return node[part]
 
 
 def _check_dataset(dataset: Any, where: str, width: int) -> None:
     if dataset.is_virtual or dataset.external:
-        raise SourceError(f"{where}: its data lies in other files, which are not read: store the data itself")
+        raise SourceError(f"{where}: its data is in other files, which are not read: store the data itself")
     if dataset.shape is None:
         raise SourceError(f"{where}: empty: a dataset without a shape")
     _check_array(dataset.shape, dataset.dtype, where, width)
     properties = dataset.id.get_create_plist()
     filters = {properties.get_filter(index)[0] for index in range(properties.get_nfilters())}
     if filters - _FILTERS:
-        raise SourceError(
-            f"{where}: packed by filter {min(filters - _FILTERS)}, which is not HDF5's own: expected gzip, lzf or none; pack it anew"
-        )
+        number = min(filters - _FILTERS)
+        raise SourceError(f"{where}: packed by filter {number}, which is not HDF5's own: expected gzip, lzf or none; pack it again")
     if math.prod(dataset.shape) and dataset.id.get_storage_size() == 0:
         raise SourceError(f"{where}: declares shape {dataset.shape} and stores nothing: the file was not written to the end")
     if dataset.chunks is None:
         return
-    if math.prod(dataset.chunks) * dataset.dtype.itemsize > MAX_BYTES:  # a chunk is unpacked whole, whatever is read of it
-        raise SourceError(f"{where}: stored in chunks of {dataset.chunks}: expected at most {MAX_BYTES} bytes each; store it anew")
+    if math.prod(dataset.chunks) * dataset.dtype.itemsize > MAX_BYTES:  # a chunk is unpacked whole
+        raise SourceError(f"{where}: stored in chunks of {dataset.chunks}: expected at most {MAX_BYTES} bytes each; store it again")
     needed = math.prod(-(-side // chunk) for side, chunk in zip(dataset.shape, dataset.chunks, strict=True))
     if (written := dataset.id.get_num_chunks()) < needed:  # HDF5 reads a chunk that was never written as zeros
-        raise SourceError(
-            f"{where}: half written: shape {dataset.shape} needs {needed} chunks and {written} are stored; "
-            f"make the features again, or leave this clip out"
-        )
+        stored = f"half written: shape {dataset.shape} needs {needed} chunks and {written} are stored"
+        raise SourceError(f"{where}: {stored}; make the features again, or leave this clip out")
 
 
 def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str, width: int) -> None:
-    """What a header declares, before a byte of it is read or held."""
+    """Refuse the shape or type that a header declares, before any memory is taken."""
     if dtype.hasobject or dtype.kind not in "fiu":
         kind = "Python objects, which can run code when read" if dtype.hasobject else str(dtype)
         raise SourceError(f"{where}: holds {kind}: expected an array of numbers")
@@ -239,14 +212,8 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str, width
         raise SourceError(f"{where}: declares shape {shape}: expected sides of at least 0; it is damaged")
     size = math.prod(shape) * max(dtype.itemsize, width)
     if size > MAX_BYTES:
-        raise SourceError(
-            f"{where}: declares shape {shape} of {dtype}, which would take {size} bytes: expected at most {MAX_BYTES}; "
-            f"store one array a clip, or fewer rows, or make the file again if it is damaged"
-        )
-
-
-def _names(node: Any) -> list[str]:
-    return list(node)
+        declared = f"declares shape {shape} of {dtype}, which would take {size} bytes: expected at most {MAX_BYTES}"
+        raise SourceError(f"{where}: {declared}; store one array per clip, or fewer rows, or make the file again if it is damaged")
 
 
 def _choose(names: list[str], name: str | None, where: str) -> str:
@@ -259,11 +226,8 @@ def _choose(names: list[str], name: str | None, where: str) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return (
-        ", ".join(map(repr, sorted(names)[:5])) + (f" … ({len(names)} in all)" if len(names) > 5 else "")
-        if names
-        else "nothing: it is empty"
-    )
+    more = f" … ({len(names)} in all)" if len(names) > 5 else ""
+    return ", ".join(map(repr, sorted(names)[:5])) + more if names else "nothing: it is empty"
 
 
 def _first_line(error: Exception) -> str:

@@ -1,16 +1,16 @@
 """The feature store: the tokens of a corpus and their arrival times, in a folder that is mapped into memory.
 
-- `store.json`: format and signature; once the store is finished, the size and sha256 of every other file too.
-- `index.jsonl`: a line a clip, in the order of the corpus: where its tokens lie, or why there are none. Each line ends with a sum
-  over all lines up to it, so that a torn or changed line is seen.
-- `tokens-00000.bin` …: the tokens and arrival times. They are appended to; no byte that a reader may have mapped is ever changed or cut
-  off. Where committed clips are to go, a new file takes the name, and the old one lives on for those who have it open.
-- `problems.jsonl`: the clips that could not be encoded, and those whose source was odd.
+- `store.json`: format and signature; in a finished store also the size and sha256 of every other file.
+- `index.jsonl`: one line per clip, in corpus order: the place of its tokens, or why it has none. Each line ends with a checksum over
+  all lines up to it, so that a damaged line is found.
+- `tokens-00000.bin` …: tokens and arrival times, append-only. No byte that a reader may have mapped is changed or truncated: to drop
+  committed clips, a new file takes the name, and readers keep the old one.
+- `problems.jsonl`: clips that could not be encoded, or whose source had a problem.
 
-Tokens reach the disk before the lines that name them. So whenever a writer is stopped, by whatever, the lines that are whole are
-true; what lies past them is left behind on resuming, and the clips they do not name are encoded again, to the same bytes.
+Tokens reach the disk before the index lines that name them. So after a crash all complete lines are valid; bytes past them are dropped
+on resuming, and the missing clips are encoded again, to the same bytes.
 
-Shape suffixes: T tokens, E features of a token, G groups of features that share a scale.
+Shape suffixes: T tokens, E features per token, G groups of features that share a scale.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ import zendaya
 from zendaya.data.features.options import SHARD_BYTES, Dtype
 from zendaya.encoders.base import FloatArray, Tokens, Traits
 from zendaya.errors import ConfigError, SourceError, StoreError
-from zendaya.files import flush_folder, write_atomically
+from zendaya.files import file_digest, flush_folder, write_atomically
 from zendaya.nn.decoder import LARGEST_FEATURE
 from zendaya.records import read_record
 
 FORMAT = 1
 HEADER, INDEX, PROBLEMS, LOCK = "store.json", "index.jsonl", "problems.jsonl", ".lock"
 COMMIT_S, COMMIT_BYTES = 1.0, 1 << 26
-"""At most this much encoding is done again after a kill."""
+"""Most work between two commits, which a crash may lose."""
 ALIGN = 64
 """Records begin on a cache line."""
 GROUP = 32
-"""Features that share a scale in int8. One scale for a whole clip would be future information to its first token (method.md §4); one for a
-token would leave nothing of the small features beside a large one."""
+"""Features that share a scale in int8. A scale per clip would tell its first token the future (method.md §4); a scale per token would
+round small features beside a large one to 0."""
 
 _BELOW_LIMIT = float(np.nextafter(np.float32(LARGEST_FEATURE), np.float32(0)))
+_Sealed = dict[str, tuple[int, str]]
 _NUMPY = {"fp16": "<f2", "int8": "|i1", "fp32": "<f4"}
 _LARGEST = {"fp16": 65504.0, "int8": _BELOW_LIMIT, "fp32": _BELOW_LIMIT}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Identity of the tokens in a store: equal signatures mean equal numbers for the same clip."""
+    """Identity of the tokens in a store: with equal signatures, equal clips have equal tokens."""
 
     version: str
     encoder: str
-    """`Traits.name`: the encoder and every setting its numbers depend on."""
+    """`Traits.name`: the encoder and every setting that changes its tokens."""
     encoder_digest: str
     """sha256 of the weights, or of the feature file; empty if there is neither."""
     dim: int
@@ -74,7 +75,7 @@ class Signature:
     data_digest: str
     """sha256 of the published files, as `zendaya corpora check` prints it."""
     split: str
-    """The only split that was encoded; empty: all splits."""
+    """The one split encoded; empty for all splits."""
     dtype: Dtype
 
     def __post_init__(self) -> None:
@@ -98,29 +99,12 @@ class Signature:
         # JSON has no infinity: an unlimited receptive field is null.
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
-    @staticmethod
-    def from_dict(data: Any, where: str) -> Signature:
-        """Read the signature in a header."""
-        if isinstance(data, dict):
-            data = {name: math.inf if value is None else value for name, value in data.items()}
-        try:
-            return read_record(Signature, data, f"{where}: signature")
-        except ConfigError as error:
-            raise StoreError(f"{error}; another program wrote it, or it is damaged") from None
 
-    def difference(self, other: Signature) -> str | None:
-        """The first field in which another signature differs, in words."""
-        for name, mine in self.to_dict().items():
-            if (theirs := other.to_dict()[name]) != mine:
-                return f"{name} {mine!r}: got {theirs!r}"
-        return None
-
-
-# A clip on disk: its values, then in int8 their scales, then its arrival times, each aligned.
+# The record of a clip: its values, the scales of int8, and its arrival times, each aligned.
 
 
 def _layout(num_tokens: int, dim: int, dtype: Dtype) -> tuple[int, int, int]:
-    """Where scales and arrival times of a record begin, and where it ends."""
+    """Offsets of the scales, of the arrival times, and of the end of a record."""
     scales = _aligned(num_tokens * dim * np.dtype(_NUMPY[dtype]).itemsize)
     arrivals = scales + (_aligned(4 * num_tokens * math.ceil(dim / GROUP)) if dtype == "int8" else 0)
     return scales, arrivals, _aligned(arrivals + 8 * num_tokens)
@@ -131,7 +115,7 @@ def _aligned(size: int) -> int:
 
 
 def pack(tokens: Tokens, dtype: Dtype) -> bytes:
-    """The record of a clip; numbers that the dtype cannot hold are an error, never infinity."""
+    """The record of a clip; a value that the dtype cannot hold is an error."""
     values_TE = np.ascontiguousarray(tokens.values_TE.detach().cpu().numpy(), np.float32)
     arrivals = np.ascontiguousarray(tokens.arrival_s, "<f8")
     num_tokens, dim = values_TE.shape
@@ -142,25 +126,20 @@ def pack(tokens: Tokens, dtype: Dtype) -> bytes:
         token = int(np.flatnonzero(~good)[0])
         advice = "" if dtype != "fp16" or not np.isfinite(values_TE).all() else "; use --dtype fp32"
         raise SourceError(f"token {token} holds a feature that is not finite or beyond ±{_LARGEST[dtype]:g}, the limit of {dtype}{advice}")
-    scales_at, arrivals_at, size = _layout(num_tokens, dim, dtype)
-    record = bytearray(size)
     if dtype == "int8":
         groups_TGW = np.pad(values_TE, ((0, 0), (0, -dim % GROUP))).reshape(num_tokens, -1, GROUP)
         scales_TG = (np.abs(groups_TGW).max(2) / np.float32(127)).astype("<f4")
         divisors_TG = np.where(scales_TG > 0, scales_TG, np.float32(1))
         levels_TGW = np.rint(groups_TGW / divisors_TG[..., None]).clip(-127, 127).astype(np.int8)
-        values = np.ascontiguousarray(levels_TGW.reshape(num_tokens, -1)[:, :dim]).tobytes()
-        record[scales_at : scales_at + scales_TG.nbytes] = scales_TG.tobytes()
+        parts = [levels_TGW.reshape(num_tokens, -1)[:, :dim], scales_TG]
     else:
-        values = values_TE.astype(_NUMPY[dtype]).tobytes()
-    record[: len(values)] = values
-    record[arrivals_at : arrivals_at + arrivals.nbytes] = arrivals.tobytes()
-    return bytes(record)
+        parts = [values_TE.astype(_NUMPY[dtype])]
+    return b"".join(part.tobytes().ljust(_aligned(part.nbytes), b"\0") for part in (*parts, arrivals))
 
 
 @dataclass(frozen=True)
 class View:
-    """The tokens of a clip as they lie in the file: read-only, nothing copied."""
+    """The tokens of a clip in the mapped file, not copied; read-only."""
 
     values_TE: npt.NDArray[Any]
     scales_TG: npt.NDArray[np.float32] | None
@@ -187,7 +166,7 @@ def _view(buffer: Any, offset: int, num_tokens: int, dim: int, dtype: Dtype) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the index: a clip, and where its tokens lie or why there are none."""
+    """One line of the index: a clip, and the place of its tokens or the reason why it has none."""
 
     id: str
     split: str
@@ -198,30 +177,16 @@ class Entry:
     sha256: str = ""
     """Of its record."""
     kind: str = ""
-    """What was wrong with the clip; one that was encoded all the same has tokens too."""
+    """Kind of problem with the clip, which may still have tokens."""
     reason: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
-        """What names a clip: ids are unique within a split."""
+        """Split and id: ids are unique within a split."""
         return self.split, self.id
 
-    @staticmethod
-    def parse(line: bytes) -> Entry | None:
-        """The entry of a line, if it is one."""
-        try:
-            record = json.loads(line)
-            del record["sum"]
-            entry = Entry(**record)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-        numbers = (entry.num_tokens, entry.shard, entry.offset)
-        texts = (entry.id, entry.split, entry.sha256, entry.kind, entry.reason)
-        whole = all(type(n) is int and 0 <= n < 1 << 48 for n in numbers) and all(isinstance(text, str) for text in texts)
-        return entry if whole and entry.offset % ALIGN == 0 else None
-
     def line(self, total: str) -> tuple[bytes, str]:
-        """The line of this entry after lines whose sum is `total`, and the new sum."""
+        """The line of this entry after lines with the checksum `total`, and the new checksum."""
         defaults = {field.name: field.default for field in fields(self)}
         record = {name: value for name, value in asdict(self).items() if value != defaults[name]}
         body = json.dumps(record)[:-1]
@@ -230,17 +195,21 @@ class Entry:
 
 
 def _read_index(data: bytes) -> tuple[list[Entry], int, str]:
-    """The entries of the lines that are whole and follow from one another, the bytes they take, and their sum."""
+    """The entries up to the first damaged line, their size in bytes, and their checksum."""
     entries, end, total = list[Entry](), 0, ""
-    while (stop := data.find(b"\n", end) + 1) > 0:
-        entry = Entry.parse(data[end:stop])
-        if entry is None:
+    for written in data.splitlines(keepends=True):
+        try:
+            record = json.loads(written)
+            del record["sum"]
+            entry = read_record(Entry, record, INDEX)
+        except (ValueError, TypeError, KeyError, RecursionError):  # a ConfigError is a ValueError
             break
         line, new = entry.line(total)
-        if line != data[end:stop]:
+        places = (entry.num_tokens, entry.shard, entry.offset)
+        if line != written or entry.offset % ALIGN or not all(0 <= number < 1 << 48 for number in places):
             break
         entries.append(entry)
-        end, total = stop, new
+        end, total = end + len(line), new
     return entries, end, total
 
 
@@ -249,7 +218,7 @@ def _shard_name(number: int) -> str:
 
 
 def _shard_ends(entries: list[Entry], signature: Signature, where: str) -> list[int]:
-    """The bytes of each shard, from the entries; they must lie back to back."""
+    """The size of each shard in bytes by its entries, which must lie back to back."""
     ends = list[int]()
     for entry in entries:
         if entry.num_tokens == 0:
@@ -257,16 +226,9 @@ def _shard_ends(entries: list[Entry], signature: Signature, where: str) -> list[
         if entry.shard == len(ends):
             ends.append(0)
         if entry.shard != len(ends) - 1 or entry.offset != ends[-1]:
-            raise StoreError(f"{where}: the place of clip {entry.id!r} does not follow from the one before: it is damaged; encode again")
+            raise StoreError(f"{where}: the tokens of clip {entry.id!r} do not follow those before: it is damaged; encode again")
         ends[-1] += _layout(entry.num_tokens, signature.dim, signature.dtype)[2]
     return ends
-
-
-def _header(signature: Signature, shard_bytes: int, sealed: dict[str, Any] | None) -> bytes:
-    record: dict[str, Any] = {"zendaya_store": FORMAT, "finished": sealed is not None, "shard_bytes": shard_bytes}
-    record |= {"signature": signature.to_dict(), **(sealed or {})}
-    record["sha256"] = _canonical_digest(record)
-    return json.dumps(record, indent=2).encode() + b"\n"
 
 
 def _canonical_digest(record: dict[str, Any]) -> str:
@@ -284,18 +246,23 @@ def _read_header(folder: Path) -> tuple[dict[str, Any], Signature]:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise StoreError(f"{path}: not JSON: it is damaged; encode again") from None
-    if not isinstance(record, dict) or record.get("zendaya_store") != FORMAT:
-        got = record.get("zendaya_store", "another file") if isinstance(record, dict) else "another file"
-        raise StoreError(
-            f"{path}: expected a feature store of format {FORMAT}: got {got!r}; encode again, or use the version that wrote it"
-        )
+    got = record.get("zendaya_store", "another file") if isinstance(record, dict) else "another file"
+    if got != FORMAT:
+        advice = "encode again, or use the version that wrote it"
+        raise StoreError(f"{path}: expected a feature store of format {FORMAT}: got {got!r}; {advice}")
     if _canonical_digest({name: value for name, value in record.items() if name != "sha256"}) != record.get("sha256"):
         raise StoreError(f"{path}: checksum does not match: it was damaged or changed after it was written; encode again")
-    return record, Signature.from_dict(record.get("signature"), str(path))
+    data = record.get("signature")
+    if isinstance(data, dict):
+        data = {name: math.inf if value is None else value for name, value in data.items()}
+    try:
+        return record, read_record(Signature, data, f"{path}: signature")
+    except ConfigError as error:
+        raise StoreError(f"{error}; another program wrote it, or it is damaged") from None
 
 
-def _sealed_files(header: dict[str, Any], folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and sha256 of every file of a finished store: its index, its problems and its shards, and no other."""
+def _sealed_files(header: dict[str, Any], folder: Path) -> _Sealed:
+    """Size and sha256 of the files of a finished store: index, problems and shards."""
     files = header.get("files")
     shards = [_shard_name(number) for number in range(len(files) - 2)] if isinstance(files, dict) else []
     if not isinstance(files, dict) or list(files) != [INDEX, PROBLEMS, *shards]:
@@ -306,43 +273,27 @@ def _sealed_files(header: dict[str, Any], folder: Path) -> dict[str, tuple[int, 
         raise StoreError(f"{folder / HEADER}: its list of files lacks sizes and checksums: another program wrote it") from None
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 class FeatureStore:
-    """The tokens of a corpus, read from a store that is finished; safe to share between processes."""
+    """The tokens of a corpus in a finished store; safe to share between processes."""
 
-    def __init__(
-        self, path: Path, signature: Signature, entries: list[Entry], files: dict[str, tuple[int, str]], maps: list[mmap.mmap]
-    ) -> None:
-        self.path, self.signature = path, signature
+    def __init__(self, path: Path, signature: Signature, entries: list[Entry], files: _Sealed, maps: list[mmap.mmap]) -> None:
+        self.path, self.signature, self._files, self._maps = path, signature, files, maps
         self.entries = tuple(entries)
-        """A line a clip of the corpus, in its order, those without tokens too."""
-        self._files = files
-        self._num_encoded = sum(entry.num_tokens > 0 for entry in entries)
-        self._maps = maps
-        self._places = {entry.key: entry for entry in entries}
-        self._splits: dict[str, list[str]] = {}
+        """All clips of the corpus in its order, with and without tokens."""
+        self._clips: dict[str, dict[str, Entry]] = {}
         for entry in entries:
-            self._splits.setdefault(entry.id, []).append(entry.split)
+            self._clips.setdefault(entry.id, {})[entry.split] = entry
 
     @classmethod
     def open(cls, path: str | Path, *, encoder: Traits | str | None = None, corpus: str | None = None) -> FeatureStore:
-        """The store in a folder, its header, index and file sizes checked; of the encoder and the corpus named, or refused."""
+        """Open the store in a folder and check its header, index and file sizes; another encoder or corpus is an error."""
         folder = Path(path)
         header, signature = _read_header(folder)
         wanted = encoder.name if isinstance(encoder, Traits) else encoder
         for name, expected, got in (("encoder", wanted, signature.encoder), ("corpus", corpus, signature.corpus)):
             if expected is not None and expected != got:
-                raise StoreError(
-                    f"{folder}: a store of another {name}: expected {expected!r}, got {got!r}; give the right one, or encode again"
-                )
+                other = f"a store of another {name}: expected {expected!r}, got {got!r}"
+                raise StoreError(f"{folder}: {other}; give the right one, or encode again")
         if header.get("finished") is not True:
             raise StoreError(f"{folder}: not finished: its encoding was stopped, or still runs; run the same zendaya encode again")
         files = _sealed_files(header, folder)
@@ -357,42 +308,40 @@ class FeatureStore:
         ends = _shard_ends(entries, signature, str(folder / INDEX))
         if ends != [files[_shard_name(number)][0] for number in range(len(files) - 2)]:
             raise StoreError(f"{folder}: its index and its token files do not belong together; copy or encode again")
-        # All at once, and the header again after them: a writer that starts over gives the names of shards to other files.
+        # The header is read again after all maps, because a writer that starts over gives the names of shards to other files.
         maps = [_map(folder / _shard_name(number), size) for number, size in enumerate(ends)]
         if _read_header(folder)[0] != header:
             raise StoreError(f"{folder}: a zendaya encode began to write to it while it was opened; open it again when that is done")
         return cls(folder, signature, entries, files, maps)
 
     def __reduce__(self) -> tuple[Callable[[Path], FeatureStore], tuple[Path]]:
-        return FeatureStore.open, (self.path,)  # a map of memory is its process's own
+        return FeatureStore.open, (self.path,)  # a memory map belongs to one process
 
     def __len__(self) -> int:
         """Clips with tokens."""
-        return self._num_encoded
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Entry]:
         """The clips with tokens, in the order of the corpus."""
         return (entry for entry in self.entries if entry.num_tokens)
 
     def __contains__(self, clip_id: object) -> bool:
-        return any(self._places[split, str(clip_id)].num_tokens for split in self._splits.get(str(clip_id), ()))
+        return any(entry.num_tokens for entry in self._clips.get(str(clip_id), {}).values())
 
     @property
     def problems(self) -> tuple[Entry, ...]:
-        """The clips that could not be encoded, and those whose source was odd."""
+        """The clips that could not be encoded, or whose source had a problem."""
         return tuple(entry for entry in self.entries if entry.kind)
 
     def find(self, clip_id: str, split: str | None = None) -> Entry:
-        """Where a clip lies; the split may be left out where only one has a clip of that id."""
-        splits = self._splits.get(clip_id, [])
+        """The entry of a clip; `split` may be omitted if the id is in one split only."""
+        splits = self._clips.get(clip_id, {})
         if split is None and len(splits) > 1:
             raise StoreError(f"{self.path}: clip {clip_id!r} is in {', '.join(splits)}: say which split")
-        entry = self._places.get((split if split is not None else splits[0] if splits else "", clip_id))
+        entry = splits.get(next(iter(splits), "") if split is None else split)
         if entry is None:
-            of = f" of split {split!r}" if split is not None else ""
-            raise StoreError(
-                f"{self.path}: no clip {clip_id!r}{of} among its {len(self.entries)}: it was encoded with another split or limit"
-            )
+            of, number = f" of split {split!r}" if split is not None else "", len(self.entries)
+            raise StoreError(f"{self.path}: no clip {clip_id!r}{of} among its {number}: it was encoded with another split or limit")
         if entry.num_tokens == 0:
             raise StoreError(f"{self.path}: clip {clip_id!r} could not be encoded: {entry.reason}")
         return entry
@@ -402,12 +351,12 @@ class FeatureStore:
         return self.view(clip_id, split).tokens()
 
     def view(self, clip_id: str, split: str | None = None) -> View:
-        """The tokens of a clip as they lie in the file: found at once, nothing copied."""
+        """The tokens of a clip in the mapped file, not copied."""
         entry = self.find(clip_id, split)
         return _view(self._maps[entry.shard], entry.offset, entry.num_tokens, self.signature.dim, self.signature.dtype)
 
     def verify(self) -> None:
-        """Read everything and compare it with its checksums; the first damage is an error that names the clip it hit."""
+        """Compare all files with their checksums; the error names the first damaged clip."""
         for entry in self:
             size = _layout(entry.num_tokens, self.signature.dim, self.signature.dtype)[2]
             record = memoryview(self._maps[entry.shard])[entry.offset : entry.offset + size]
@@ -416,7 +365,7 @@ class FeatureStore:
                 raise StoreError(f"{where}: checksum does not match at clip {entry.id!r}: it was damaged or changed; copy or encode again")
         shards = {_shard_name(number): shard for number, shard in enumerate(self._maps)}
         for name, (_, sha256) in self._files.items():
-            try:  # the shards as they are mapped: others may have their names by now
+            try:  # shards as mapped: other files may have their names by now
                 found = hashlib.sha256(shards[name]).hexdigest() if name in shards else file_digest(self.path / name)
             except OSError as error:
                 raise StoreError(f"{self.path / name}: cannot be read: {error.strerror or error}") from None
@@ -443,7 +392,7 @@ def _size(path: Path) -> int | None:
 
 @dataclass(frozen=True)
 class _Place:
-    """How far a store is written. It is replaced as a whole, so that an interrupt finds the old one or the new one."""
+    """How much of a store is written. It is replaced as a whole, so that an interrupt leaves a consistent one."""
 
     num_entries: int = 0
     num_shards: int = 0
@@ -451,25 +400,22 @@ class _Place:
     """Bytes of the last shard."""
     index_end: int = 0
     total: str = ""
-    """The sum of the lines so far."""
+    """The checksum of the lines so far."""
     lines: bytes = b""
-    """Those that the index does not have yet."""
+    """Lines that are not in the index yet."""
 
 
-class StoreWriter:
-    """The one writer of a store, begun or resumed: clips are added in the order of the corpus, committed, and at last sealed."""
+class StoreWriter(contextlib.AbstractContextManager["StoreWriter"]):
+    """The only writer of a store, new or resumed: clips are added in corpus order, committed, and at last sealed."""
 
-    def __init__(
-        self, path: str | Path, signature: Signature, *, shard_bytes: int = SHARD_BYTES, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.path, self.signature, self.shard_bytes, self._clock = Path(path), signature, shard_bytes, clock
-        self.finished = False
+    def __init__(self, path: str | Path, signature: Signature, *, shard_bytes: int = SHARD_BYTES) -> None:
+        self.path, self.signature, self.shard_bytes, self.finished = Path(path), signature, shard_bytes, False
         self._added: list[Entry] = []
         self._files: dict[str, int] = {}
         self._kept = self._place = _Place()
         self._tail_is_ours = False
-        """Whether all that lies past the last commit was written by this writer, so that nobody has mapped it."""
-        self._since = clock()
+        """Whether this writer wrote all bytes past the last commit, so that no reader has mapped them."""
+        self._since = time.monotonic()
         with self._writing():
             if self.path.exists() and not self.path.is_dir():
                 raise StoreError(f"{self.path}: a file: expected a folder to write the store to")
@@ -485,9 +431,6 @@ class StoreWriter:
             self.close()
             raise
 
-    def __enter__(self) -> StoreWriter:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -498,11 +441,11 @@ class StoreWriter:
 
     @property
     def num_entries(self) -> int:
-        """How many."""
+        """Number of clips added so far."""
         return self._place.num_entries
 
     def add(self, clip_id: str, split: str, num_tokens: int, record: bytes, *, kind: str = "", reason: str = "") -> None:
-        """The tokens of the next clip, as `pack` made them; `kind` and `reason` say what was odd about its source."""
+        """Add the next clip, with tokens from `pack`; `kind` and `reason` describe a problem with its source."""
         assert len(record) == _layout(num_tokens, self.signature.dim, self.signature.dtype)[2], (num_tokens, len(record))
         place = self._place
         fresh = place.num_shards == 0 or place.shard_end >= self.shard_bytes
@@ -517,7 +460,7 @@ class StoreWriter:
             self._note(entry, num_shards=shard + 1, shard_end=offset + len(record))
 
     def fail(self, clip_id: str, split: str, kind: str, reason: str) -> None:
-        """The next clip could not be encoded, and why."""
+        """Add the next clip as one that could not be encoded."""
         with self._writing():
             self._unseal()
             self._note(Entry(id=clip_id, split=split, kind=kind, reason=reason), self._place.num_shards, self._place.shard_end)
@@ -528,15 +471,11 @@ class StoreWriter:
         self._added[place.num_entries :] = [entry]
         self._place = _Place(place.num_entries + 1, num_shards, shard_end, place.index_end, total, place.lines + line)
         waiting = shard_end - self._kept.shard_end if num_shards == self._kept.num_shards else COMMIT_BYTES
-        if waiting >= COMMIT_BYTES or self._clock() - self._since >= COMMIT_S:
-            self._commit()
-
-    def commit(self) -> None:
-        """Bring everything added to the disk: the tokens first, then the lines that name them."""
-        with self._writing():
+        if waiting >= COMMIT_BYTES or time.monotonic() - self._since >= COMMIT_S:
             self._commit()
 
     def _commit(self) -> None:
+        """Bring everything added to the disk: the tokens first, then the lines that name them."""
         place = self._place
         if place.lines:
             for number in range(max(0, self._kept.num_shards - 1), place.num_shards):
@@ -545,85 +484,78 @@ class StoreWriter:
             _write(self._open(INDEX), place.lines, place.index_end)
             os.fsync(self._open(INDEX))
             self._kept = self._place = replace(place, index_end=place.index_end + len(place.lines), lines=b"")
-        self._since = self._clock()
+        self._since = time.monotonic()
 
     def cut(self, num_entries: int) -> None:
-        """Forget all clips but the first `num_entries`, so that the others are encoded again; who has the store open keeps them."""
+        """Drop all clips after the first `num_entries`, to encode them again; readers that have the store open keep them."""
         with self._writing():
             self._commit()
             if num_entries >= self._place.num_entries:
                 return
             self._unseal()
-            kept = self._added[:num_entries]
-            lines, total = list[bytes](), ""
-            for entry in kept:
+            index_end, total = 0, ""
+            for entry in self._added[:num_entries]:
                 line, total = entry.line(total)
-                lines.append(line)
-            self._restore(kept, sum(map(len, lines)), total)
+                index_end += len(line)
+            self._restore(self._added[:num_entries], index_end, total)
 
     def finish(self) -> None:
-        """Seal the store: everything on disk, its checksums in the header."""
+        """Seal the store: write all that is left, and the checksums into the header."""
         if self.finished:
             return
         with self._writing():
             self._commit()
             self._trim()
             self._write_problems()
-            sizes_and_sums = {name: self._sums(name) for name in [INDEX, PROBLEMS, *map(_shard_name, range(self._place.num_shards))]}
-            sealed = {
-                "clips": sum(entry.num_tokens > 0 for entry in self.entries),
-                "without_tokens": sum(entry.num_tokens == 0 for entry in self.entries),
-                "tokens": sum(entry.num_tokens for entry in self.entries),
-                "files": sizes_and_sums,
-            }
-            _replace(self.path, HEADER, _header(self.signature, self.shard_bytes, sealed))
-            self.finished = True
+            files = [self.path / name for name in (INDEX, PROBLEMS, *map(_shard_name, range(self._place.num_shards)))]
+            self._write_header(
+                clips=sum(entry.num_tokens > 0 for entry in self.entries),
+                without_tokens=sum(entry.num_tokens == 0 for entry in self.entries),
+                tokens=sum(entry.num_tokens for entry in self.entries),
+                files={file.name: {"bytes": file.stat().st_size, "sha256": file_digest(file)} for file in files},
+            )
 
     def stop(self) -> None:
-        """Leave the store unfinished, with all that was added, to be resumed."""
+        """Leave the store unfinished, with all clips added, to be resumed."""
         if not self.finished:
             with self._writing():
                 self._commit()
                 self._write_problems()
 
     def discard(self) -> None:
-        """Leave no store, only the report of what was wrong with its clips."""
+        """Remove the store, except for the report of problems."""
         with self._writing():
             self._write_problems()
-            self.close_files()
-            # The header last: a store without an index is an empty one, an index without a header is nobody's.
+            # The header last: without an index the store is empty, without a header the folder is no store.
             for name in [*(path.name for path in self.path.glob("tokens-*.bin")), INDEX, HEADER]:
                 (self.path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the files and the lock; what was not committed is not kept."""
-        self.close_files()
-        self._close(LOCK)
-
-    def close_files(self) -> None:
-        """Let go of the files, not of the lock."""
-        for name in [name for name in self._files if name != LOCK]:
+        """Close the files, then the lock; clips that were not committed are lost."""
+        for name in reversed(list(self._files)):
             self._close(name)
 
-    # What a store on disk is turned into on opening.
+    # The store on disk when it is opened.
 
     def _begin(self) -> None:
         foreign = sorted({path.name for path in self.path.iterdir()} - {LOCK, PROBLEMS, _new(HEADER), _new(PROBLEMS)})
         if foreign:
             raise StoreError(f"{self.path}: not empty, and no feature store: it holds {foreign[0]!r}; give a new or empty folder")
-        _replace(self.path, HEADER, _header(self.signature, self.shard_bytes, None))
+        self._write_header()
         self._tail_is_ours = True
 
     def _resume(self) -> None:
         header, signature = _read_header(self.path)
-        if (difference := signature.difference(self.signature)) is not None:
-            raise StoreError(f"{self.path}: holds other features: expected {difference}; encode to another folder, or delete this one")
+        for (name, stored), ours in zip(signature.to_dict().items(), self.signature.to_dict().values(), strict=True):
+            if stored != ours:
+                other = f"expected {name} {stored!r}: got {ours!r}"
+                raise StoreError(f"{self.path}: holds other features: {other}; encode to another folder, or delete this one")
         self.shard_bytes = int(header["shard_bytes"])
         self.finished = header["finished"] is True
         data = (self.path / INDEX).read_bytes() if (self.path / INDEX).exists() else b""
         entries, end, total = _read_index(data)
         if self.finished:
-            FeatureStore.open(self.path)  # or a line that says what is damaged
+            FeatureStore.open(self.path)  # raises the error that names the damage
         ends = _shard_ends(entries, signature, str(self.path / INDEX))
         for number, size in enumerate(ends):
             if (got := _size(self.path / _shard_name(number)) or 0) < size:
@@ -631,7 +563,7 @@ class StoreWriter:
         self._restore(entries, end, total)
 
     def _restore(self, entries: list[Entry], index_end: int, total: str) -> None:
-        """Go on after these entries: what lies past them on disk was never committed, or is not wanted any more."""
+        """Continue after these entries; bytes past them on disk were not committed, or are to be dropped."""
         self._tail_is_ours = False
         ends = _shard_ends(entries, self.signature, str(self.path / INDEX))
         self._added = list(entries)
@@ -642,13 +574,20 @@ class StoreWriter:
 
     def _unseal(self) -> None:
         if self.finished:
-            _replace(self.path, HEADER, _header(self.signature, self.shard_bytes, None))
-            self.finished = False
+            self._write_header()
+
+    def _write_header(self, **sealed: Any) -> None:
+        """Write the header, of a finished store if it gets counts and checksums."""
+        record: dict[str, Any] = {"zendaya_store": FORMAT, "finished": bool(sealed), "shard_bytes": self.shard_bytes}
+        record |= {"signature": self.signature.to_dict(), **sealed}
+        record["sha256"] = _canonical_digest(record)
+        _replace(self.path, HEADER, json.dumps(record, indent=2).encode() + b"\n")
+        self.finished = bool(sealed)
 
     def _trim(self) -> None:
-        """Be rid of what lies past the last commit: the index first, so that no line ever names what is not there."""
+        """Remove all bytes past the last commit: from the index first, so that no line names missing tokens."""
         if (self.path / INDEX).exists() or self._kept.num_entries == 0:
-            os.ftruncate(self._open(INDEX), self._kept.index_end)  # readers have it read, not mapped
+            os.ftruncate(self._open(INDEX), self._kept.index_end)  # readers do not map it
             os.fsync(self._open(INDEX))
         for path in self.path.glob("tokens-*.bin"):
             if path.name >= _shard_name(self._kept.num_shards):
@@ -659,13 +598,13 @@ class StoreWriter:
         if self._kept.num_shards:
             name = _shard_name(self._kept.num_shards - 1)
             if not self._tail_is_ours and os.fstat(self._open(name)).st_size > self._kept.shard_end:
-                # What a stopped writer left may have been sealed before it was to go: a copy takes the name, the file stays as it is.
+                # A reader may have mapped bytes that a stopped writer left: a copy takes the name, the old file is unchanged.
                 self._copy(name, self._kept.shard_end)
-            os.ftruncate(self._open(name), self._kept.shard_end)  # readers map what an index names, which this never did
+            os.ftruncate(self._open(name), self._kept.shard_end)  # readers map only tokens that an index names
             os.fsync(self._open(name))
 
     def _copy(self, name: str, size: int) -> None:
-        """Give the name of a shard to a new file of its first bytes; the old one is left to those who have it open."""
+        """Replace a shard by a new file of its first bytes; readers that have the old file open keep it."""
         new = self.path / _new(name)
         try:
             done = 0
@@ -703,9 +642,6 @@ class StoreWriter:
         if name in self._files:
             os.close(self._files.pop(name))
 
-    def _sums(self, name: str) -> dict[str, Any]:
-        return {"bytes": (self.path / name).stat().st_size, "sha256": file_digest(self.path / name)}
-
     def _write_problems(self) -> None:
         lines = []
         for entry in self.entries:
@@ -716,7 +652,7 @@ class StoreWriter:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """An error of the system becomes one line; room that half-written clips took is given back."""
+        """Turn a system error into a StoreError, and free the space of clips that are not committed."""
         try:
             yield
         except OSError as error:
@@ -725,11 +661,9 @@ class StoreWriter:
                 self._place = self._kept
                 with contextlib.suppress(OSError):
                     self._trim()
-            reason = error.strerror or str(error)
-            room = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            advice = "make room" if room else "see to it"
+            advice = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "repair this"
             then = f"{advice} and run the same command again: the {kept} clips that are done are kept" if kept else advice
-            raise StoreError(f"{self.path}: cannot be written: {reason}; {then}") from None
+            raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; {then}") from None
 
 
 def _new(name: str) -> str:

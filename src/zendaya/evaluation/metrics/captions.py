@@ -26,12 +26,12 @@ import numpy.typing as npt
 from zendaya.errors import MissingExtraError, ZendayaError
 
 Floats = npt.NDArray[np.float64]
+Texts = Sequence[str]
+References = Sequence[Sequence[str]]
+"""One or more references per clip."""
 
 _METEOR_JAR, _TOKENIZER_JAR = "meteor-1.5.jar", "stanford-corenlp-3.4.1.jar"
 _PTB = "tok:ptb-corenlp-3.4.1,lower,no-punctuation"
-
-
-# Java and coco-caption's tokens.
 
 
 def java_is_here() -> bool:
@@ -58,7 +58,7 @@ def _pycocoevalcap() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def ptb_tokens(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+def ptb_tokens(hypotheses: Texts, references_per_clip: References) -> tuple[list[str], list[list[str]]]:
     """Texts tokenised as in coco-caption: Stanford's PTB tokens in lower case, without punctuation, joined by spaces."""
     folder = _pycocoevalcap() / "tokenizer"
     texts = [*hypotheses, *(reference for references in references_per_clip for reference in references)]
@@ -79,8 +79,6 @@ def _java_failed(what: str, stderr: bytes) -> ZendayaError:
     return ZendayaError(f"{what}: {said[-1] if said else 'no message from Java'}; check that java runs on this machine")
 
 
-# METEOR 1.5.
-
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.20, 0.60, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 """METEOR 1.5's parameters for English and weights of exact, stem, synonym and paraphrase matches (Denkowski and Lavie 2014)."""
@@ -88,20 +86,15 @@ _TEST, _REFERENCE, _TEST_FUNCTION, _REFERENCE_FUNCTION, _MATCHES, _CHUNKS, _TEST
 """Columns of its statistics: words and function words of both texts; content and function matches of both in four stages."""
 
 
-def meteor_1_5(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> tuple[float, Floats]:
-    """METEOR 1.5's score of all clips, a fraction, and the statistics (C, 23) per clip, whose sums `meteor_1_5_of` scores."""
+def meteor_1_5(hypotheses: Texts, references_per_clip: References) -> tuple[float, Floats, str]:
+    """METEOR 1.5 of all clips, a fraction, the statistics (C, 23) per clip, whose sums `meteor_1_5_of` scores, and the signature."""
     written, wanted = ptb_tokens(hypotheses, references_per_clip)
     value, lines = _run_meteor(written, wanted, java(), _pycocoevalcap() / "meteor")
     rows_CS = np.array([[float(number) for number in line.split()] for line in lines])
     whole = (rows_CS[:, _CHUNKS] == 1) & (rows_CS[:, _TEST_MATCHED] == rows_CS[:, _TEST])
     whole &= rows_CS[:, _REFERENCE_MATCHED] == rows_CS[:, _REFERENCE]
     rows_CS[whole, _CHUNKS] = 0  # a text matched in one piece has no fragments: its one chunk does not count
-    return value, rows_CS
-
-
-def meteor_1_5_signature() -> str:
-    """The signature of `meteor_1_5`."""
-    return f"meteor|1.5|lang:en|norm|{_PTB}|pycocoevalcap:{version('pycocoevalcap')}"
+    return value, rows_CS, f"meteor|1.5|lang:en|norm|{_PTB}|pycocoevalcap:{version('pycocoevalcap')}"
 
 
 def meteor_1_5_of(sums_RS: Floats) -> Floats:
@@ -110,20 +103,20 @@ def meteor_1_5_of(sums_RS: Floats) -> Floats:
     def share(side: int, words: int, function: int) -> Floats:
         stages_R4 = _DELTA * sums_RS[:, _MATCHES + side : _CHUNKS : 4] + (1 - _DELTA) * sums_RS[:, _MATCHES + 2 + side : _CHUNKS : 4]
         length_R = _DELTA * (sums_RS[:, words] - sums_RS[:, function]) + (1 - _DELTA) * sums_RS[:, function]
-        return _ratio(stages_R4 @ _WEIGHTS, length_R)
+        return ratio(stages_R4 @ _WEIGHTS, length_R)
 
     precision_R, recall_R = share(0, _TEST, _TEST_FUNCTION), share(1, _REFERENCE, _REFERENCE_FUNCTION)
-    mean_R = _ratio(precision_R * recall_R, _ALPHA * precision_R + (1 - _ALPHA) * recall_R)
-    fragments_R = _ratio(sums_RS[:, _CHUNKS], (sums_RS[:, _TEST_MATCHED] + sums_RS[:, _REFERENCE_MATCHED]) / 2)
+    mean_R = ratio(precision_R * recall_R, _ALPHA * precision_R + (1 - _ALPHA) * recall_R)
+    fragments_R = ratio(sums_RS[:, _CHUNKS], (sums_RS[:, _TEST_MATCHED] + sums_RS[:, _REFERENCE_MATCHED]) / 2)
     return mean_R * (1 - _GAMMA * fragments_R**_BETA)
 
 
-def _ratio(above: Floats, below: Floats) -> Floats:
+def ratio(above: Floats, below: Floats) -> Floats:
     """A quotient, 0 where the divisor is 0."""
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
-def _run_meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]], java: str, folder: Path) -> tuple[float, list[str]]:
+def _run_meteor(hypotheses: Texts, references: References, java: str, folder: Path) -> tuple[float, list[str]]:
     """METEOR in two rounds: the statistics of every clip, then the score of all."""
     command = [java, "-jar", "-Xmx2G", _METEOR_JAR, "-", "-", "-stdio", "-l", "en", "-norm"]
     with tempfile.TemporaryFile() as errors:
@@ -142,7 +135,7 @@ def _run_meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]], 
             raise _java_failed(f"METEOR stopped before its score ({error})", errors.read()) from None
 
 
-def _converse(out: IO[str], back: IO[str], hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[str]]:
+def _converse(out: IO[str], back: IO[str], hypotheses: Texts, references: References) -> tuple[float, list[str]]:
     def say(*fields: str) -> None:
         out.write(" ||| ".join(fields) + "\n")
         out.flush()
@@ -157,23 +150,16 @@ def _converse(out: IO[str], back: IO[str], hypotheses: Sequence[str], references
     return float(back.readline()), statistics
 
 
-# CIDEr.
-
-
-def cider(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> tuple[Floats, str]:
+def cider(hypotheses: Texts, references_per_clip: References) -> tuple[Floats, str]:
     """pycocoevalcap's CIDEr per clip, with document frequencies of all references given, and the signature."""
     written, wanted = ptb_tokens(hypotheses, references_per_clip)
     scorer = import_module("pycocoevalcap.cider.cider_scorer").CiderScorer(n=4, sigma=6.0)
     for pair in zip(written, wanted, strict=True):
         scorer += pair
-    if not any(any(references) for references in wanted):  # without any n-gram the scorer fails on an empty maximum
-        scores = np.zeros(len(written))
-    else:
-        scores = np.asarray(scorer.compute_score()[1], np.float64)
+    some = any(any(references) for references in wanted)  # without any n-gram the scorer fails on an empty maximum
+    scores = np.asarray(scorer.compute_score()[1], np.float64) if some else np.zeros(len(written))
     return scores, f"cider|D|n:4|sigma:6|df:references|{_PTB}|pycocoevalcap:{version('pycocoevalcap')}"
 
-
-# NLTK's METEOR.
 
 WORDNET = Path("/usr/share/wordnet")
 """The database of Debian's wordnet-base."""
@@ -208,9 +194,8 @@ def check_meteor() -> None:
     try:
         find_wordnet()
     except ZendayaError:
-        raise ZendayaError(
-            "METEOR needs Java, or WordNet for NLTK's version: pip install 'zendaya[eval]' for Java, apt install wordnet-base for WordNet"
-        ) from None
+        advice = "pip install 'zendaya[eval]' for Java, apt install wordnet-base for WordNet"
+        raise ZendayaError(f"METEOR needs Java, or WordNet for NLTK's version: {advice}") from None
 
 
 @contextmanager
@@ -240,7 +225,7 @@ def _wordnet() -> Iterator[Any]:
         yield Reader(root, None)
 
 
-def meteor_nltk(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> tuple[Floats, str]:
+def meteor_nltk(hypotheses: Texts, references_per_clip: References) -> tuple[Floats, str]:
     """NLTK's METEOR per clip, a fraction, for the best of its references, and the signature."""
     with _wordnet() as wordnet:
         from nltk.tokenize.treebank import TreebankWordTokenizer

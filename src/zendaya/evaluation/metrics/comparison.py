@@ -63,11 +63,10 @@ def compare_traces(
     compared = []
     for name in names:
         stats = [statistics(name, [trace.text for trace in traces], references, normalise=norm) for traces in (one, two)]
-        gap = paired_bootstrap(*stats, resamples=resamples, seed=seed)
         compared.append(
             MetricComparison(
-                name=stats[0].name, a=stats[0].score, b=stats[1].score, difference=gap, higher_is_better=stats[0].higher_is_better,
-                signature=stats[0].signature,
+                name=stats[0].name, a=stats[0].score, b=stats[1].score, higher_is_better=stats[0].higher_is_better,
+                difference=paired_bootstrap(*stats, resamples=resamples, seed=seed), signature=stats[0].signature,
             )
         )  # fmt: skip
     labels = [f"{traces[0].schedule}, {path}" for traces, path in ((one, a), (two, b))]
@@ -96,10 +95,8 @@ def _paired(one: list[Trace], two: list[Trace], a: str | Path, b: str | Path) ->
         if len(by_clip) < len(traces):
             raise ZendayaError(f"{path}: a clip occurs twice under {traces[0].schedule}: compare one decode at a time")
     if alone := sorted(first.keys() ^ second.keys()):
-        raise ZendayaError(
-            f"{a} and {b} are not of the same clips: {len(first)} and {len(second)} clips, {len(alone)} of them in one file only, such as "
-            f"{alone[0][1]!r} of split {alone[0][0]!r}"
-        )
+        counts, (split, clip) = f"{len(first)} and {len(second)} clips, {len(alone)} of them in one file only", alone[0]
+        raise ZendayaError(f"{a} and {b} are not of the same clips: {counts}, such as {clip!r} of split {split!r}")
     for key, trace in first.items():
         if trace.references != second[key].references:
             raise ZendayaError(f"{a} and {b} have different references for clip {key[1]!r}: they are not of the same data")

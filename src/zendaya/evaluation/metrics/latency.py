@@ -82,10 +82,14 @@ def differentiable_average_lagging(delays: Delays, *, source: float, target: flo
     3.0
     """
     array = _checked(delays, source, target)
-    pace = source / array.size
-    steps = np.arange(array.size)
     # d'_i − (i−1)·pace is the running maximum of d_i − (i−1)·pace.
-    return float(np.mean(np.maximum.accumulate(array - steps * pace)))
+    return float(np.mean(np.maximum.accumulate(array - np.arange(array.size) * (source / array.size))))
+
+
+SCORERS = {
+    "AL": average_lagging, "LAAL": length_adaptive_average_lagging, "AP": average_proportion, "DAL": differentiable_average_lagging,
+}  # fmt: skip
+"""The latency metrics by SimulEval's names."""
 
 
 def schedule_lag(schedule: Schedule, *, source: int, steps: int) -> float:

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from zendaya.errors import MissingExtraError, ZendayaError
 from zendaya.evaluation.metrics import captions
+from zendaya.evaluation.metrics.captions import References, Texts
 
+Counts = npt.NDArray[np.int64]
 Normalise = Literal["english", "basic", "none"]
 
 
@@ -29,10 +31,7 @@ class Quality:
     """The implementation, its version and its settings."""
 
 
-# Word error rate.
-
-
-def word_error_rate(hypotheses: Sequence[str], references: Sequence[str], *, normalise: Normalise = "english") -> Quality:
+def word_error_rate(hypotheses: Texts, references: Texts, *, normalise: Normalise = "english") -> Quality:
     """WER = (substitutions + deletions + insertions) / reference words, over the whole corpus.
 
     `english` is Whisper's English normalisation without its map of British spellings; `basic` is lower case without punctuation.
@@ -45,9 +44,7 @@ def word_error_rate(hypotheses: Sequence[str], references: Sequence[str], *, nor
     return Quality("WER", 100 * errors / num_words, signature)
 
 
-def word_errors(
-    hypotheses: Sequence[str], references: Sequence[str], *, normalise: Normalise = "english"
-) -> tuple[npt.NDArray[np.int64], str]:
+def word_errors(hypotheses: Texts, references: Texts, *, normalise: Normalise = "english") -> tuple[Counts, str]:
     """Word errors and reference words per clip (C, 2), and the signature."""
     _check_pairs(hypotheses, references)
     try:
@@ -99,10 +96,7 @@ def _basic(text: str) -> str:
     return " ".join(words.split())
 
 
-# BLEU.
-
-
-def bleu(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]], *, lowercase: bool = False) -> Quality:
+def bleu(hypotheses: Texts, references_per_clip: References, *, lowercase: bool = False) -> Quality:
     """Corpus BLEU-4 by sacreBLEU (13a tokens, exponential smoothing); clips may have different numbers of references.
 
     >>> bleu(["a man plays a guitar"], [["a man plays a guitar", "a person plays"]]).value
@@ -112,26 +106,18 @@ def bleu(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]
     scorer = _sacrebleu(lowercase)
     most = max(len(references) for references in references_per_clip)
     streams = [[references[n] if n < len(references) else None for references in references_per_clip] for n in range(most)]
-    value = scorer.corpus_score(list(hypotheses), streams).score
-    return Quality(
-        "BLEU-lc" if lowercase else "BLEU", min(100.0, value), f"bleu|{scorer.get_signature()}"
-    )  # a perfect score sums to 100.00000000000004
+    value = min(100.0, scorer.corpus_score(list(hypotheses), streams).score)  # a perfect score sums to 100.00000000000004
+    return Quality("BLEU-lc" if lowercase else "BLEU", value, f"bleu|{scorer.get_signature()}")
 
 
-def bleu_counts(
-    hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]], *, lowercase: bool = False
-) -> tuple[npt.NDArray[np.int64], str]:
+def bleu_counts(hypotheses: Texts, references_per_clip: References, *, lowercase: bool = False) -> tuple[Counts, str]:
     """Statistics (C, 10) and signature: words written and of the reference nearest in length, n-grams matched and written, n = 1 … 4."""
     check_references(hypotheses, references_per_clip)
     scorer = _sacrebleu(lowercase, effective_order=True)  # sacreBLEU advises it for single clips; the counts are the same
     found = [scorer.sentence_score(text, list(references)) for text, references in zip(hypotheses, references_per_clip, strict=True)]
-    fewest, most = (
-        min(references_per_clip, key=len),
-        max(references_per_clip, key=len),
-    )  # the signature depends on their numbers
-    return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in found], np.int64), bleu(
-        ["", ""], [fewest, most], lowercase=lowercase
-    ).signature
+    fewest, most = min(references_per_clip, key=len), max(references_per_clip, key=len)  # the signature depends on their numbers
+    signature = bleu(["", ""], [fewest, most], lowercase=lowercase).signature
+    return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in found], np.int64), signature
 
 
 def _sacrebleu(lowercase: bool, *, effective_order: bool = False) -> Any:
@@ -142,25 +128,23 @@ def _sacrebleu(lowercase: bool, *, effective_order: bool = False) -> Any:
     return BLEU(lowercase=lowercase, effective_order=effective_order)
 
 
-# METEOR and CIDEr.
-
-
-def meteor(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> Quality:
+def meteor(hypotheses: Texts, references_per_clip: References) -> Quality:
     """METEOR 1.5 as coco-caption runs it, from pooled statistics; NLTK's METEOR where there is no Java."""
-    check_references(hypotheses, references_per_clip)
     if not captions.java_is_here():
         return meteor_nltk(hypotheses, references_per_clip)
-    return Quality("METEOR", 100 * captions.meteor_1_5(hypotheses, references_per_clip)[0], captions.meteor_1_5_signature())
+    check_references(hypotheses, references_per_clip)
+    value, _, signature = captions.meteor_1_5(hypotheses, references_per_clip)
+    return Quality("METEOR", 100 * value, signature)
 
 
-def meteor_nltk(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> Quality:
+def meteor_nltk(hypotheses: Texts, references_per_clip: References) -> Quality:
     """NLTK's METEOR (the 2005 version: exact, Porter stem, WordNet) for the best reference of each clip, mean over clips."""
     check_references(hypotheses, references_per_clip)
     scores, signature = captions.meteor_nltk(hypotheses, references_per_clip)
     return Quality("METEOR-nltk", 100 * float(np.mean(scores)), signature)
 
 
-def cider(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> Quality:
+def cider(hypotheses: Texts, references_per_clip: References) -> Quality:
     """CIDEr as in coco-caption (CIDEr-D, Vedantam et al. 2015), mean over clips; these references weigh the n-grams.
 
     An n-gram in the references of every clip has weight 0, so a single clip always scores 0.
@@ -170,11 +154,8 @@ def cider(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]
     return Quality("CIDEr", 100 * float(np.mean(scores)), signature)
 
 
-# All metrics by name.
-
 METRICS = ("wer", "bleu", "bleu-lc", "meteor", "meteor-nltk", "cider")
 """Names of the metrics on the command line; `bleu-lc` is case-insensitive BLEU, the usual one for captions."""
-
 _PACKAGES = {"wer": "jiwer", "meteor-nltk": "nltk", "cider": "pycocoevalcap"}
 
 
@@ -199,9 +180,7 @@ def check_metrics(names: Sequence[str], *, normalise: Normalise = "english") -> 
             captions.find_wordnet()
 
 
-def quality(
-    name: str, hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]], *, normalise: Normalise = "english"
-) -> Quality:
+def quality(name: str, hypotheses: Texts, references_per_clip: References, *, normalise: Normalise = "english") -> Quality:
     """The score of a metric by name."""
     check_metrics([name], normalise=normalise)
     if name == "wer":
@@ -211,7 +190,7 @@ def quality(
     return {"meteor": meteor, "meteor-nltk": meteor_nltk, "cider": cider}[name](hypotheses, references_per_clip)
 
 
-def only_references(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> list[str]:
+def only_references(hypotheses: Texts, references_per_clip: References) -> list[str]:
     """The only reference of each clip; more than one is an error, because WER takes one."""
     check_references(hypotheses, references_per_clip)
     if (most := max(map(len, references_per_clip))) > 1:
@@ -219,12 +198,12 @@ def only_references(hypotheses: Sequence[str], references_per_clip: Sequence[Seq
     return [references[0] for references in references_per_clip]
 
 
-def _check_pairs(hypotheses: Sequence[str], references: Sequence[object]) -> None:
+def _check_pairs(hypotheses: Texts, references: Sequence[object]) -> None:
     if not hypotheses or len(hypotheses) != len(references):
         raise ZendayaError(f"a score needs as many hypotheses as references, at least one: got {len(hypotheses)} and {len(references)}")
 
 
-def check_references(hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]]) -> None:
+def check_references(hypotheses: Texts, references_per_clip: References) -> None:
     """Refuse a clip without a hypothesis or without a reference."""
     _check_pairs(hypotheses, references_per_clip)
     for number, references in enumerate(references_per_clip):

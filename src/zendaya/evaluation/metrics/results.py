@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -17,28 +18,17 @@ from zendaya.errors import ZendayaError
 from zendaya.evaluation.metrics.quality import METRICS, Normalise
 from zendaya.evaluation.metrics.scores import Scores, score, wanted_metrics
 from zendaya.files import write_atomically
-from zendaya.records import Scale, Trace
+from zendaya.records import Trace, read_record
 from zendaya.runtime.policies import parse_policy
 from zendaya.schedule import MAX_COUNT, MAX_CURVE
 
 TRACES, SCORES, UNFINISHED = "traces.jsonl", "scores.json", "traces.unfinished.jsonl"
-
-_LISTS = {"references": str, "reference_steps": int, "predicted_steps": int, "tokens": int, "windows": int, "horizons": int}
-_LISTS |= {"effective_horizons": int, "arrived": int}
-_COUNTS = ("decoder_rows", "revised")
-_TIMES = ("arrivals_s", "emissions_s")
-_SINGLE = {"clip": str, "split": str, "schedule": str, "scale": str, "window_tokens": int, "num_source_tokens": int, "text": str}
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def _to_bytes(traces: Iterable[Trace]) -> bytes:
     """The bytes of a traces file."""
     return b"".join(json.dumps(asdict(trace), ensure_ascii=False).encode() + b"\n" for trace in traces)
-
-
-def traces_digest(traces: Iterable[Trace]) -> str:
-    """SHA-256 of the file that `write_traces` would write."""
-    return hashlib.sha256(_to_bytes(traces)).hexdigest()
 
 
 def read_traces(path: str | Path) -> tuple[list[Trace], str]:
@@ -66,27 +56,16 @@ def _trace(line: str, where: str) -> Trace:
         raise ZendayaError(f"{where}: not JSON: the file is damaged or not a {TRACES}; evaluate again") from None
     names = {field.name for field in fields(Trace)}
     if isinstance(record, dict):
-        record |= {name: record.get(name) for name in (*_COUNTS, "emissions_s")}  # older traces have none
+        record = dict.fromkeys(("decoder_rows", "revised", "emissions_s")) | record  # older traces have none
     if not isinstance(record, dict) or record.keys() != names:
         raise ZendayaError(f"{where}: not a trace of this version: expected an object of the fields {', '.join(sorted(names))}")
-    for name, kind in _SINGLE.items():
-        if type(record[name]) is not kind:
-            raise ZendayaError(f"{where}: {name} must be a {kind.__name__}: got {record[name]!r}")
-    for name, kind in _LISTS.items():
-        if not isinstance(record[name], list) or any(type(value) is not kind for value in record[name]):
-            raise ZendayaError(f"{where}: {name} must be a list of {kind.__name__}: got {record[name]!r}")
-        record[name] = tuple(record[name])
-    for name in _TIMES:
-        values = [] if record[name] is None else record[name]
-        if not isinstance(values, list) or any(type(value) not in (int, float) for value in values):
-            raise ZendayaError(f"{where}: {name} must be null or a list of numbers: got {values!r}")
-    for name in _COUNTS:
-        if record[name] is not None and (type(record[name]) is not int or record[name] < 0):
-            raise ZendayaError(f"{where}: {name} must be null or a count: got {record[name]!r}")
     for name, value in record.items():
-        _check_values(name, value if isinstance(value, list | tuple) else [value], where)
-    trace = Trace(**record | {name: None if record[name] is None else tuple(map(float, record[name])) for name in _TIMES})
-    _check_schedule(trace.schedule, where)
+        _check_values(name, value if isinstance(value, list) else [value], where)
+    trace = read_record(Trace, record, where)
+    try:
+        parse_policy(trace.schedule)
+    except ZendayaError as error:
+        raise ZendayaError(f"{where}: schedule: {error}; the file was changed; evaluate again") from None
     if what := next(_contradictions(trace), ""):
         raise ZendayaError(f"{where}: the trace of clip {trace.clip!r} contradicts itself: {what}; the file was changed; evaluate again")
     return trace
@@ -102,19 +81,11 @@ def _check_values(name: str, values: Iterable[object], where: str) -> None:
             raise ZendayaError(f"{where}: {name} must lie below 2**53: got {got}; the file was changed; evaluate again")
 
 
-def _check_schedule(text: str, where: str) -> None:
-    """Refuse a text that neither a schedule nor a policy prints."""
-    try:
-        parse_policy(text)
-    except ZendayaError as error:
-        raise ZendayaError(f"{where}: schedule: {error}; the file was changed; evaluate again") from None
-
-
 def _contradictions(trace: Trace) -> Iterator[str]:
     """Properties that no decode can have; each check relies on those before it."""
     steps, source = len(trace.tokens), trace.num_source_tokens
-    if trace.scale not in get_args(Scale):
-        yield f"scale must be one of {', '.join(get_args(Scale))}, got {trace.scale!r}"
+    if min(trace.decoder_rows or 0, trace.revised or 0) < 0:
+        yield "decoder_rows and revised must be at least 0"
     if trace.window_tokens < 1 or source < 1 or not trace.references or not steps:
         yield "it must have a window, a source, a reference and a step, at least one each"
     for name in ("windows", "horizons", "effective_horizons", "arrived"):
@@ -169,8 +140,8 @@ def check_free(folder: Path, *, force: bool, names: Sequence[str] = (TRACES, SCO
         raise ZendayaError(f"{folder}: already holds {' and '.join(held)}: give another --out, or --force to replace them")
 
 
-class UnfinishedTraces:
-    """Traces of an evaluation under way, one line each as they come, below a line with the evaluation's signature."""
+class UnfinishedTraces(AbstractContextManager["UnfinishedTraces"]):
+    """Traces of an evaluation in progress: a line with the evaluation's signature, then one line per trace."""
 
     def __init__(self, folder: Path, signature: Mapping[str, Any], *, discard: bool = False) -> None:
         """Resume from the file that is there; with `discard`, start over if it is damaged or of another evaluation."""
@@ -178,15 +149,13 @@ class UnfinishedTraces:
         """Traces of the interrupted evaluation, by schedule, split and clip."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / UNFINISHED
-        wanted = json.loads(json.dumps(signature))
-        head = json.dumps(wanted, ensure_ascii=False).encode() + b"\n"
-        kept = b""
+        head, kept = json.dumps(signature, ensure_ascii=False).encode() + b"\n", b""
         if self._path.exists():
             lines = self._path.read_bytes().split(b"\n")
             whole = lines[1:-1]  # a last line that was cut off is decoded again
             try:
-                if whole and (other := self._difference(lines[0], wanted)):
-                    raise ZendayaError(other)
+                if whole:
+                    self._check_same(lines[0], json.loads(head))
                 traces = [self._read(line, number) for number, line in enumerate(whole, start=2)]
                 self.traces = {(trace.schedule, trace.split, trace.clip): trace for trace in traces}
                 kept = b"".join(line + b"\n" for line in whole)
@@ -197,30 +166,24 @@ class UnfinishedTraces:
         self._file = self._path.open("ab")
 
     def _read(self, line: bytes, number: int) -> Trace:
-        where = f"{self._path}:{number}"
         try:
-            return _trace(line.decode(), where)
+            return _trace(line.decode(), f"{self._path}:{number}")
         except UnicodeDecodeError:
-            raise ZendayaError(f"{where}: not UTF-8: the file is damaged; remove it, or evaluate with --force") from None
+            raise ZendayaError(f"{self._path}:{number}: not UTF-8: the file is damaged; remove it, or evaluate with --force") from None
         except ZendayaError as error:
             raise ZendayaError(f"{error}, after removing the file, or evaluate with --force") from None
 
-    def _difference(self, line: bytes, wanted: Mapping[str, Any]) -> str:
-        """Why the file there cannot be resumed; empty if it can. The checkpoint's path may differ."""
+    def _check_same(self, line: bytes, wanted: Mapping[str, Any]) -> None:
+        """Refuse to resume another evaluation; the checkpoint's path may differ."""
         try:
             saved = dict(json.loads(line))
         except (ValueError, TypeError, RecursionError):
-            return f"{self._path}:1: damaged: expected the signature of an evaluation; remove the file, or evaluate with --force"
+            damaged = f"{self._path}:1: damaged: expected the signature of an evaluation"
+            raise ZendayaError(f"{damaged}; remove the file, or evaluate with --force") from None
         for key in sorted((saved.keys() | wanted.keys()) - {"checkpoint"}):
             if saved.get(key) != wanted.get(key):
-                return (
-                    f"{self._path.parent}: holds an unfinished evaluation whose {key} is {saved.get(key)!r}, not {wanted.get(key)!r}: "
-                    f"resume that one, give another --out, or --force to start over"
-                )
-        return ""
-
-    def __enter__(self) -> UnfinishedTraces:
-        return self
+                other = f"holds an unfinished evaluation whose {key} is {saved.get(key)!r}, not {wanted.get(key)!r}"
+                raise ZendayaError(f"{self._path.parent}: {other}: resume that one, give another --out, or --force to start over")
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -231,11 +194,13 @@ class UnfinishedTraces:
         self._file.flush()
 
 
-def write_traces(folder: Path, traces: Iterable[Trace]) -> str:
-    """Write a folder's traces atomically, remove scores of other traces, and give the SHA-256."""
+def write_traces(folder: Path | None, traces: Iterable[Trace]) -> str:
+    """Write a folder's traces atomically, remove scores of other traces, and give the SHA-256; without a folder, only that."""
     data = _to_bytes(traces)
-    write_atomically(folder / TRACES, data, before_rename=lambda: (folder / SCORES).unlink(missing_ok=True))
-    (folder / UNFINISHED).unlink(missing_ok=True)
+    if folder is not None:
+        scores = folder / SCORES
+        write_atomically(folder / TRACES, data, before_rename=lambda: scores.unlink(missing_ok=True))
+        (folder / UNFINISHED).unlink(missing_ok=True)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -294,12 +259,8 @@ def signature_beside(path: str | Path, sha256: str) -> dict[str, Any]:
         signature = json.loads((folder / SCORES).read_bytes())["signature"]
         known = set(signature["metrics"]) <= set(METRICS)
         if signature["traces_sha256"] != sha256:
-            raise ZendayaError(
-                f"{path}: not the traces that {folder / SCORES} was made from: they were changed since; evaluate again, or remove {SCORES} "
-                f"to score them as they are"
-            )
+            changed = f"not the traces that {folder / SCORES} was made from: they were changed since"
+            raise ZendayaError(f"{path}: {changed}; evaluate again, or remove {SCORES} to score them as they are")
         return dict(signature) if known and signature["normalise"] in get_args(Normalise) else {}
-    except ZendayaError:
-        raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

@@ -9,12 +9,7 @@ from typing import get_args
 import numpy as np
 
 from zendaya.errors import ZendayaError
-from zendaya.evaluation.metrics.latency import (
-    average_lagging,
-    average_proportion,
-    differentiable_average_lagging,
-    length_adaptive_average_lagging,
-)
+from zendaya.evaluation.metrics.latency import SCORERS
 from zendaya.evaluation.metrics.quality import Normalise, Quality, check_metrics, quality
 from zendaya.records import Scale, Trace
 from zendaya.runtime.policies import Policy, parse_policy
@@ -68,16 +63,11 @@ class Scores:
     It is 0 for a schedule; no policy revises text that is written."""
 
 
-def check_normalise(normalise: str) -> None:
-    """Refuse an unknown normalisation, even if no metric uses it: it is part of the signature."""
-    if normalise not in get_args(Normalise):
-        raise ZendayaError(f"normalise must be one of {', '.join(get_args(Normalise))}: got {normalise!r}")
-
-
 def wanted_metrics(names: Iterable[str], *, normalise: Normalise = "english") -> tuple[str, ...]:
     """The metrics of those names, each once, after a check that each can be computed."""
     wanted = tuple(dict.fromkeys(names))
-    check_normalise(normalise)
+    if normalise not in get_args(Normalise):  # even if no metric uses it: it is part of the signature
+        raise ZendayaError(f"normalise must be one of {', '.join(get_args(Normalise))}: got {normalise!r}")
     check_metrics(wanted, normalise=normalise)
     return wanted
 
@@ -102,9 +92,7 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
     counted = [float(np.mean(trace.reference_steps)) for trace in traces if trace.reference_steps]
     planned = [_planned(schedule, trace) for trace in traces]
     return Scores(
-        schedule=traces[0].schedule,
-        scale=traces[0].scale,
-        num_clips=len(traces),
+        schedule=traces[0].schedule, scale=traces[0].scale, num_clips=len(traces),
         quality=tuple(quality(name, hypotheses, references, normalise=normalise) for name in metrics),
         latency_tokens=_latency(traces, lambda trace: (trace.delays, trace.num_source_tokens, trace.arrived[0])),
         latency_s=_latency_s(traces, lambda trace: trace.delays_s),
@@ -118,7 +106,7 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
         decoder_rows=_mean([trace.decoder_rows for trace in traces]),
         revised=_mean([trace.revised for trace in traces]),
         normalised_erasure=_mean([None if trace.revised is None else trace.revised / len(trace.tokens) for trace in traces]),
-    )
+    )  # fmt: skip
 
 
 def _mean(counts: Sequence[float | None]) -> float | None:
@@ -160,8 +148,7 @@ def _latency(traces: list[Trace], clock: Callable[[Trace], tuple[Sequence[float]
     for trace in traces:
         delays, source, first = clock(trace)
         target = float(np.mean(trace.reference_steps)) if trace.reference_steps else len(delays)
-        scorers = (average_lagging, length_adaptive_average_lagging, average_proportion, differentiable_average_lagging)
-        rows.append([*(scorer(delays, source=source, target=target) for scorer in scorers), first])
+        rows.append([*(scorer(delays, source=source, target=target) for scorer in SCORERS.values()), first])
     lag, adaptive, proportion, differentiable, first_token = np.mean(rows, 0).tolist()
     return Latency(
         average_lagging=lag, length_adaptive_average_lagging=adaptive, average_proportion=proportion,

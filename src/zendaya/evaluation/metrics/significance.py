@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zendaya.errors import ZendayaError
 from zendaya.evaluation.metrics import captions
+from zendaya.evaluation.metrics.captions import Floats, References, Texts
 from zendaya.evaluation.metrics.quality import Normalise, bleu_counts, check_metrics, check_references, only_references, word_errors
-
-Floats = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
 """As in the paper (appendix app:ci)."""
-_SEED = 0
 _MAX_COUNTS = 50_000_000
 """Most clip counts in memory at once; more resamples are drawn in rounds."""
 
@@ -50,9 +49,7 @@ class Statistics:
         return float(self.of_sums(self.values_CS.sum(0, keepdims=True))[0])
 
 
-def statistics(
-    metric: str, hypotheses: Sequence[str], references_per_clip: Sequence[Sequence[str]], *, normalise: Normalise = "english"
-) -> Statistics:
+def statistics(metric: str, hypotheses: Texts, references_per_clip: References, *, normalise: Normalise = "english") -> Statistics:
     """The statistics of a metric by name.
 
     BLEU, WER and METEOR 1.5 are scored from pooled counts; NLTK's METEOR and CIDEr are means over clips. CIDEr's document frequencies
@@ -63,28 +60,29 @@ def statistics(
     """
     check_metrics([metric], normalise=normalise)
     check_references(hypotheses, references_per_clip)
+    values_CS: npt.NDArray[Any]
+    of_sums = _percentage
     if metric in ("bleu", "bleu-lc"):
-        counts, signature = bleu_counts(hypotheses, references_per_clip, lowercase=metric == "bleu-lc")
-        name = "BLEU" if metric == "bleu" else "BLEU-lc"
-        return Statistics(metric=metric, name=name, signature=signature, values_CS=counts.astype(np.float64), of_sums=_bleu_of)
-    if metric == "wer":
-        counts, signature = word_errors(hypotheses, only_references(hypotheses, references_per_clip), normalise=normalise)
-        values_CS = counts.astype(np.float64)
-        return Statistics(metric=metric, name="WER", signature=signature, values_CS=values_CS, of_sums=_percentage, higher_is_better=False)
-    if metric == "meteor" and captions.java_is_here():
-        _, rows_CS = captions.meteor_1_5(hypotheses, references_per_clip)
-        signature = captions.meteor_1_5_signature()
-        return Statistics(metric=metric, name="METEOR", signature=signature, values_CS=rows_CS, of_sums=_meteor_of)
-    scores, signature = (captions.cider if metric == "cider" else captions.meteor_nltk)(hypotheses, references_per_clip)
+        values_CS, signature = bleu_counts(hypotheses, references_per_clip, lowercase=metric == "bleu-lc")
+        name, of_sums = "BLEU" if metric == "bleu" else "BLEU-lc", _bleu_of
+    elif metric == "wer":
+        values_CS, signature = word_errors(hypotheses, only_references(hypotheses, references_per_clip), normalise=normalise)
+        name = "WER"
+    elif metric == "meteor" and captions.java_is_here():
+        _, values_CS, signature = captions.meteor_1_5(hypotheses, references_per_clip)
+        name, of_sums = "METEOR", _meteor_of
+    else:
+        scores, signature = (captions.cider if metric == "cider" else captions.meteor_nltk)(hypotheses, references_per_clip)
+        name, values_CS = "CIDEr" if metric == "cider" else "METEOR-nltk", np.stack([scores, np.ones_like(scores)], 1)
     return Statistics(
-        metric=metric, name="CIDEr" if metric == "cider" else "METEOR-nltk", signature=signature,
-        values_CS=np.stack([scores, np.ones_like(scores)], 1), of_sums=_percentage,
+        metric=metric, name=name, signature=signature, values_CS=values_CS.astype(np.float64), of_sums=of_sums,
+        higher_is_better=metric != "wer",
     )  # fmt: skip
 
 
 def _percentage(sums_RS: Floats) -> Floats:
     """100 · the first sum / the second; 0 where the second is 0."""
-    return 100 * np.divide(sums_RS[:, 0], sums_RS[:, 1], out=np.zeros(len(sums_RS)), where=sums_RS[:, 1] > 0)
+    return 100 * captions.ratio(sums_RS[:, 0], sums_RS[:, 1])
 
 
 def _meteor_of(sums_RS: Floats) -> Floats:
@@ -99,9 +97,6 @@ def _bleu_of(sums_RS: Floats) -> Floats:
     precision_R = np.exp(np.log(np.where(some_R[:, None], smoothed_R4 / np.maximum(total_R4, 1), 1.0)).mean(1))
     brevity_R = np.exp(np.minimum(0.0, 1 - wanted_R / np.maximum(written_R, 1)))
     return np.where(some_R, np.minimum(100.0, 100 * brevity_R * precision_R), 0.0)
-
-
-# The bootstrap.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +125,14 @@ class Difference(Interval):
     """Two-sided: 2 · (1 + the resamples on the rarer side of 0, those at 0 included) / (1 + resamples), at most 1."""
 
 
-def bootstrap(of: Statistics, *, resamples: int = RESAMPLES, seed: int = _SEED) -> Interval:
+def bootstrap(of: Statistics, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """A score with its interval: as many clips as the corpus has are drawn with replacement."""
     (scores_R,) = _resample([of], resamples, seed)
     low, high = np.percentile(scores_R, [2.5, 97.5]).tolist()
     return Interval(value=of.score, low=low, high=high, resamples=resamples, seed=seed, clips=of.num_clips)
 
 
-def paired_bootstrap(a: Statistics, b: Statistics, *, resamples: int = RESAMPLES, seed: int = _SEED) -> Difference:
+def paired_bootstrap(a: Statistics, b: Statistics, *, resamples: int = RESAMPLES, seed: int = 0) -> Difference:
     """A − B with its interval and p, from the same clips drawn for both (Koehn 2004).
 
     p is, to one resample, the level at which the percentile interval first holds 0; with 1,000 resamples it is at least 0.002.
@@ -172,9 +167,6 @@ def _resample(systems: Sequence[Statistics], resamples: int, seed: int) -> list[
     return [np.concatenate(found) for found in scores]
 
 
-# Seeds.
-
-
 @dataclass(frozen=True)
 class Seeds:
     """A score over training runs that differ in seed."""
@@ -199,9 +191,7 @@ def over_seeds(values: Sequence[float]) -> Seeds:
 
 
 def beats_on_every_seed(values: Sequence[float], baseline: Sequence[float], *, higher_is_better: bool = True) -> bool:
-    """The paper's rule for bold figures over seeds (Table A3).
-
-    The score is better than its baseline on every seed, by a mean paired difference of at least three standard errors.
+    """The paper's rule for bold figures over seeds (Table A3): better on every seed, on average by at least three standard errors.
 
     One seed has no standard error and is never bold. Both lists must be in the same order of seeds.
 

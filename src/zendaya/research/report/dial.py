@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zendaya.errors import MissingExtraError, ZendayaError
-from zendaya.evaluation.metrics.latency import (
-    average_lagging,
-    average_proportion,
-    differentiable_average_lagging,
-    wait_k_at_lag,
-)
+from zendaya.evaluation.metrics import latency
 from zendaya.files import write_atomically
 from zendaya.schedule import Schedule
 
@@ -38,23 +35,18 @@ class DialFacts:
 def dial_facts(schedule: Schedule, *, source: int, steps: int) -> DialFacts:
     """Horizons, exposure, buffer and lag of a schedule, on the decode-step clock."""
     horizons = schedule.horizons(source, steps).tolist()
+    measures = (latency.average_lagging, latency.average_proportion, latency.differentiable_average_lagging)
     return DialFacts(
-        schedule=str(schedule),
-        horizons=horizons,
-        first_token=horizons[0],
-        buffer=schedule.buffer(source, steps),
-        exposure=schedule.exposure(source, steps),
-        exposure_limit=schedule.exposure_limit_of(source),
-        average_lagging=average_lagging(horizons, source=source, target=steps),
-        average_proportion=average_proportion(horizons, source=source, target=steps),
-        differentiable_average_lagging=differentiable_average_lagging(horizons, source=source, target=steps),
-    )
+        schedule=str(schedule), horizons=horizons, first_token=horizons[0], buffer=schedule.buffer(source, steps),
+        exposure=schedule.exposure(source, steps), exposure_limit=schedule.exposure_limit_of(source),
+        **{measure.__name__: measure(horizons, source=source, target=steps) for measure in measures},
+    )  # fmt: skip
 
 
 def dial_beside_wait_k(schedule: Schedule, *, source: int, steps: int) -> tuple[DialFacts, DialFacts]:
     """A schedule's facts, and those of the wait-k nearest to it in lag."""
     ours = dial_facts(schedule, source=source, steps=steps)
-    rival = wait_k_at_lag(ours.average_lagging, source=source, steps=steps)
+    rival = latency.wait_k_at_lag(ours.average_lagging, source=source, steps=steps)
     return ours, dial_facts(rival, source=source, steps=steps)
 
 
@@ -77,18 +69,22 @@ def draw_curves(curves: Mapping[str, Sequence[int]], *, top: int, width: int = 6
     return "\n".join(lines)
 
 
+def pyplot(purpose: str) -> Any:
+    """Matplotlib's plotting module, without a display."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise MissingExtraError("matplotlib", "eval", purpose) from None
+    matplotlib.use("agg")
+    return importlib.import_module("matplotlib.pyplot")
+
+
 def plot_curves(path: Path, curves: Mapping[str, Sequence[int]], *, source: int, title: str) -> None:
     """The same curves as a figure, written atomically."""
     if path.suffix.lower() not in PLOT_FORMATS:
         raise ZendayaError(f"{path}: unknown plot format: expected one of {', '.join(PLOT_FORMATS)}, got {path.suffix or 'no suffix'!r}")
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "eval", "a plot") from None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    plots = pyplot("a plot")
+    figure, axes = plots.subplots(figsize=(6.4, 3.6), layout="constrained")
     for (name, values), style in zip(curves.items(), ("-", "--"), strict=False):
         axes.step(range(1, len(values) + 1), values, style, where="post", label=name)
     axes.set(xlabel="decode step", ylabel="source tokens readable", title=title, xlim=(1, None), ylim=(0, source * 1.03))
@@ -96,7 +92,7 @@ def plot_curves(path: Path, curves: Mapping[str, Sequence[int]], *, source: int,
     axes.legend(loc="lower right")
     picture = io.BytesIO()
     figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
-    pyplot.close(figure)
+    plots.close(figure)
     try:
         write_atomically(path, picture.getvalue())
     except OSError as error:

@@ -6,8 +6,9 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from zendaya.errors import MissingExtraError
+from zendaya.research.report.dial import pyplot
 from zendaya.research.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting
 
 
@@ -17,8 +18,7 @@ class Point:
 
     x: float
     y: float
-    sd: float | None
-    """Standard deviation of y over seeds."""
+    sd: float | None  # standard deviation of y over seeds
     label: str
     seeds: int
 
@@ -29,8 +29,7 @@ class Series:
 
     name: str
     points: tuple[Point, ...]
-    flat: bool = False
-    """Whether it is a horizontal line across the panel: the baseline."""
+    flat: bool = False  # whether it is a horizontal line across the panel: the baseline
 
 
 @dataclass(frozen=True)
@@ -91,29 +90,24 @@ def _dial(one: Setting) -> str:
 
 def draw(shown: list[Panel], title: str) -> bytes:
     """Panels side by side as SVG; equal panels give equal bytes."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "eval", "a figure") from None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    plots = pyplot("a figure")
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
-    with matplotlib.rc_context({"svg.hashsalt": "zendaya", "font.size": 9}):
-        figure, axes = pyplot.subplots(rows, columns, figsize=(4.4 * columns, 3.3 * rows), layout="constrained", squeeze=False)
-        for place, panel in enumerate(shown):
-            _panel(axes[place // columns][place % columns], panel)
-        for place in range(len(shown), rows * columns):
-            axes[place // columns][place % columns].set_visible(False)
+    with plots.rc_context({"svg.hashsalt": "zendaya", "font.size": 9}):
+        figure, axes = plots.subplots(rows, columns, figsize=(4.4 * columns, 3.3 * rows), layout="constrained", squeeze=False)
+        for place, each in enumerate(axes.flat):
+            if place < len(shown):
+                _panel(each, shown[place])
+            else:
+                each.set_visible(False)
         figure.suptitle(title)
         picture = io.BytesIO()
         figure.savefig(picture, format="svg", metadata={"Date": None})
-        pyplot.close(figure)
+        plots.close(figure)
     return picture.getvalue()
 
 
-def _panel(axes, panel: Panel) -> None:  # type: ignore[no-untyped-def]  # matplotlib has no types here
+def _panel(axes: Any, panel: Panel) -> None:
     for number, one in enumerate(panel.series):
         xs, ys = [point.x for point in one.points], [point.y for point in one.points]
         spreads = [math.nan if point.sd is None else point.sd for point in one.points]

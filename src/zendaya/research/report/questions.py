@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from zendaya.evaluation.metrics.significance import beats_on_every_seed
 from zendaya.research.report import layout
-from zendaya.research.report.layout import MISSING, Sheet, TableCell
-from zendaya.research.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, shared
+from zendaya.research.report.layout import MISSING, Bold, Sheet, bold, number
+from zendaya.research.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, measures_of, shared
 
 RESAMPLED = ("BLEU-4", "WER")
 """Measures with intervals: others take too long (METEOR 1.5 takes 20 s of Java per decode, and CIDEr tokenises with Java)."""
@@ -30,8 +30,8 @@ def sheets(results: Results) -> Iterator[Sheet]:
 def against_full(results: Results) -> Sheet:
     """Q1: every γ against γ→0 of its group, beside the closed forms."""
     groups = [group for group in results.of("offline") if group.baseline is not None]
-    measures = _measures(groups)
-    header = ("Dataset", "ρ", "setting", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures), "Ē", "1/(1+γ)", "first", "F/N̂^γ")
+    measures = measures_of(groups)
+    header = ("Dataset", "ρ", "setting", "seeds", *_headings(measures), "Ē", "1/(1+γ)", "first", "F/N̂^γ")
     rows = []
     for group in groups:
         base = group.baseline
@@ -40,16 +40,11 @@ def against_full(results: Results) -> Sheet:
             if not one.gamma:
                 continue
             ours, full = shared([one, base])
-            budget = _budget(full, one.gamma)
             waits = group.any_row.form == "fix"  # its length head reads the whole source before the first step
-            rows.append(
-                (
-                    TableCell(group.label), TableCell(f"{_rho(results, group):.2f}"), TableCell(one.name), TableCell(str(len(ours.seeds))),
-                    *(_difference(results, ours, full, name) for name in measures),
-                    *(TableCell(layout.share(one.mean(name))) for name in ("exposure", "exposure_limit")),
-                    *(TableCell(MISSING if waits else layout.lag(value)) for value in (one.mean("first_token"), budget)),
-                )
-            )  # fmt: skip
+            firsts = (MISSING if waits else number(value, 1) for value in (one.mean("first_token"), _budget(full, one.gamma)))
+            gaps = (_difference(results, ours, full, name) for name in measures)
+            shares = (number(one.mean(name), 3) for name in ("exposure", "exposure_limit"))
+            rows.append((group.label, f"{_rho(results, group):.2f}", one.name, str(len(ours.seeds)), *gaps, *shares, *firsts))
     caption = (
         f"Offline, γ minus γ→0. {_HOW} Ē is the realised exposure; first is the source that had arrived at the first token, F/N̂^γ its "
         "value by the rule for γ*, from the means of F and N̂ at γ→0 (missing where the length head waits for the whole source)."
@@ -74,9 +69,7 @@ def lossless_gammas(results: Results) -> Sheet:
             found = (f"{settings[first - 1].gamma:g}", f"{settings[first].gamma:g}" if first < len(settings) else MISSING)
         steps = settings[0].mean("predicted_steps")
         dials = [MISSING if steps is None else f"{-math.log(share) / math.log(max(2.0, steps)):.2f}" for share in (0.3, 0.1)]
-        rows.append(
-            tuple(map(TableCell, (group.label, f"{_rho(results, group):.2f}", *dials, measure, str(len(settings[0].seeds)), *found)))
-        )
+        rows.append((group.label, f"{_rho(results, group):.2f}", *dials, measure, str(len(settings[0].seeds)), *found))
     caption = (
         "The first γ, of those that were run, that loses quality. Loss with one seed: the 95 % interval of the paired difference to γ→0 "
         "lies on the worse side of 0. Loss with several: γ is worse on every seed by a mean of at least three standard errors. "
@@ -86,10 +79,10 @@ def lossless_gammas(results: Results) -> Sheet:
 
 
 def against_wait_k(results: Results) -> Sheet:
-    """Q2: every γ against the wait-k nearest to it in lag."""
+    """Q2: every γ, with a head start or without, against the wait-k nearest to it in lag."""
     groups = [group for group in results.of("streaming") if (group.by_gamma() or group.by_head()) and group.by_k()]
-    measures = _measures(groups)
-    header = ("Dataset", "pair", "AL", "DAL", "first", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures))
+    measures = measures_of(groups)
+    header = ("Dataset", "pair", "AL", "DAL", "first", "seeds", *_headings(measures))
     rows = []
     for group in groups:
         for one in (*group.by_gamma(), *group.by_head()):
@@ -97,43 +90,39 @@ def against_wait_k(results: Results) -> Sheet:
             if not rivals:
                 continue
             ours, theirs = min(rivals, key=lambda pair: abs((pair[0].mean("AL") or 0.0) - (pair[1].mean("AL") or 0.0)))
-            lags = [", ".join(layout.lag(side.mean(name)) for side in (ours, theirs)) for name in ("AL", "DAL", "first_token")]
-            texts = (group.label, f"{ours.name} vs {theirs.name}", *lags, str(len(ours.seeds)))
-            rows.append((*map(TableCell, texts), *(_difference(results, ours, theirs, name) for name in measures)))
-    caption = (
-        "Streaming, γ (z-γ+h has a head start of h) minus the wait-k nearest in average lagging, with two measures of lag and the first "
-        f"token of each. {_HOW}"
-    )
+            lags = (layout.lags(ours, theirs, by=name) for name in ("AL", "DAL", "first_token"))
+            gaps = (_difference(results, ours, theirs, name) for name in measures)
+            rows.append((group.label, f"{ours.name} vs {theirs.name}", *lags, str(len(ours.seeds)), *gaps))
+    caption = f"Streaming, γ minus the wait-k nearest in average lagging, with two measures of lag and the first token of each. {_HOW}"
     return Sheet("Q2", caption, header, tuple(rows))
 
 
 def against_alone(results: Results) -> Sheet:
     """One model for all γ against models of one setting each."""
-    alone = {
-        (group.recipe, group.scale, group.split, group.variant, one.decode): one
-        for group in results.groups if group.family == OWN for one in group.ordered
-    }  # fmt: skip
-    both, seen = [], set()
+    alone = {_conditions(group, one): one for group in results.groups if group.family == OWN for one in group.ordered}
+    both: dict[tuple[str, ...], tuple[Group, Setting, Setting]] = {}
     for group in results.groups:
         for one in group.ordered:
-            key = (group.recipe, group.scale, group.split, group.variant, one.decode)
-            if group.family not in (OWN, one.decode) and key in alone and (group.family, key) not in seen:
-                seen.add((group.family, key))
-                both.append((group, one, alone[key]))
-    measures = _measures([group for group, *_ in both])
-    header = ("Dataset", "setting", "AL, of both", "seeds", *(f"Δ {name}{layout.less(name)}" for name in measures))
+            key = _conditions(group, one)
+            if group.family not in (OWN, one.decode) and key in alone:
+                both.setdefault((group.family, *key), (group, one, alone[key]))
+    measures = measures_of([group for group, *_ in both.values()])
     rows = []
-    for group, one, single in both:
+    for group, one, single in both.values():
         whole, own = shared([one, single])
         if whole.seeds:
-            lags = ", ".join(layout.lag(side.mean("AL")) for side in (whole, own))
-            cells = (_difference(results, whole, own, name) for name in measures)
-            rows.append((TableCell(group.label), TableCell(one.name), TableCell(lags), TableCell(str(len(whole.seeds))), *cells))
+            gaps = (_difference(results, whole, own, name) for name in measures)
+            rows.append((group.label, one.name, layout.lags(whole, own), str(len(whole.seeds)), *gaps))
+    header = ("Dataset", "setting", "AL, of both", "seeds", *_headings(measures))
     return Sheet("Whole dial", f"One model for the whole dial minus the model trained at that setting only. {_HOW}", header, tuple(rows))
 
 
-def _measures(groups: Sequence[Group]) -> list[str]:
-    return [name for name in MORE_IS_BETTER if any(name in group.measures for group in groups)]
+def _conditions(group: Group, one: Setting) -> tuple[str, ...]:
+    return group.recipe, group.scale, group.split, group.variant, one.decode
+
+
+def _headings(measures: Sequence[str]) -> Iterator[str]:
+    return (f"Δ {name}{layout.less(name)}" for name in measures)
 
 
 def _rho(results: Results, group: Group) -> float:
@@ -146,7 +135,7 @@ def _budget(full: Setting, gamma: float) -> float | None:
     return None if source is None or steps is None else source / steps**gamma
 
 
-def _difference(results: Results, a: Setting, b: Setting, measure: str) -> TableCell:
+def _difference(results: Results, a: Setting, b: Setting, measure: str) -> str:
     """A − B for two settings with the same seeds."""
     found = [results.difference(a, b, seed, measure) for seed in a.seeds] if measure in RESAMPLED else []
     known = [gap for gap in found if gap is not None]
@@ -154,10 +143,10 @@ def _difference(results: Results, a: Setting, b: Setting, measure: str) -> Table
     if not known or len(known) < len(found):
         return mean
     if len(known) == 1:
-        return TableCell(layout.gap(known[0]), known[0].excludes_zero)
+        return layout.gap(*layout.fractions(known[0]))
     above = sum(gap.value for gap in known) > 0
     decided = sum(gap.low > 0 if above else gap.high < 0 for gap in known)
-    return TableCell(f"{mean.text} ({decided} of {len(known)})", mean.bold)
+    return bold(f"{mean} ({decided} of {len(known)})", isinstance(mean, Bold))
 
 
 def _is_worse(results: Results, one: Setting, base: Setting, measure: str) -> bool | None:

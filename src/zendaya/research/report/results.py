@@ -12,17 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from zendaya.errors import ZendayaError
+from zendaya.evaluation.metrics import significance
 from zendaya.evaluation.metrics.results import read_traces
-from zendaya.evaluation.metrics.significance import (
-    Difference,
-    Interval,
-    Seeds,
-    Statistics,
-    bootstrap,
-    over_seeds,
-    paired_bootstrap,
-    statistics,
-)
+from zendaya.evaluation.metrics.significance import Statistics
 from zendaya.records import Trace
 from zendaya.research.sweep.table import RESULTS, Row, Table
 from zendaya.runtime.policies import parse_policy
@@ -32,11 +24,9 @@ QUALITY = {
     "WER": ("WER", False), "CIDEr": ("CIDEr", True),
 }  # fmt: skip
 """Quality metrics by their name in the sweep's table: name in the report, and whether higher is better."""
-MEASURES = ("BLEU-4", "METEOR", "WER", "CIDEr")
 MORE_IS_BETTER = dict(QUALITY.values())
 OWN = "own"
-Key = tuple[str, str, str, str, str, str]
-"""Recipe, mode, family, scale, split and variant of a group."""
+Key = tuple[str, str, str, str, str, str]  # recipe, mode, family, scale, split and variant of a group
 
 
 @dataclass
@@ -44,18 +34,12 @@ class Setting:
     """One decoding schedule or policy of a group."""
 
     decode: str
-    rows: dict[int, dict[str, Row]] = field(default_factory=dict)
-    """By seed and metric."""
+    rows: dict[int, dict[str, Row]] = field(default_factory=dict)  # by seed and metric
 
     @cached_property
     def gamma(self) -> float | None:
-        """γ of a point of the paper's dial; 0, like full context, is the offline baseline. A head start is not in the paper."""
-        return None if self.head else parse_policy(self.decode).gamma_or_none
-
-    @cached_property
-    def head(self) -> int | None:
-        """h of a power law with a head start."""
-        return parse_policy(self.decode).head_or_none
+        """γ of a point of the paper's dial, which has no head start; 0, like full context, is the offline baseline."""
+        return None if "head=" in self.decode else parse_policy(self.decode).gamma_or_none
 
     @cached_property
     def k(self) -> int | None:
@@ -64,17 +48,14 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Name in the paper's tables: z-γ or w-k, and z-γ+h with a head start; other settings by their printed form."""
-        if self.head:
-            return f"z-{parse_policy(self.decode).gamma_or_none:g}+{self.head}"
+        """Name in the paper's tables: z-γ or w-k; other settings by their printed form."""
         return f"z-{self.gamma:g}" if self.gamma is not None else f"w-{self.k}" if self.k is not None else self.decode
 
     @property
     def kind(self) -> str:
-        """ZENDAYA, with its head start, wait-k, or the name of a policy."""
-        if self.head:
-            return f"ZENDAYA, head {self.head}"
-        return "ZENDAYA" if self.gamma is not None else "wait-k" if self.k is not None else self.decode.partition("=")[0]
+        """ZENDAYA, wait-k, the head start, or the name of a policy."""
+        other = self.decode.partition(",")[2] if "head=" in self.decode else self.decode.partition("=")[0]
+        return "ZENDAYA" if self.gamma is not None else "wait-k" if self.k is not None else other
 
     @property
     def seeds(self) -> list[int]:
@@ -94,10 +75,10 @@ class Setting:
         """The setting with only these seeds."""
         return Setting(self.decode, {seed: rows for seed, rows in self.rows.items() if seed in seeds})
 
-    def over(self, measure: str) -> Seeds | None:
+    def over(self, measure: str) -> significance.Seeds | None:
         """Mean and standard deviation over seeds; None without values."""
         values = list(self.values(measure).values())
-        return over_seeds(values) if values else None
+        return significance.over_seeds(values) if values else None
 
     def mean(self, measure: str) -> float | None:
         """The mean over seeds."""
@@ -111,20 +92,18 @@ class Group:
 
     recipe: str
     mode: str
-    family: str
-    """`own`: one model per setting; else the training schedule of the one model for all."""
+    family: str  # `own`: one model per setting; else the training schedule of the one model for all
     scale: str
     split: str
     variant: str
     """Digest of every other choice: the recipe without schedule and seed, the data, the training and decoding limits."""
-    marked: bool = False
-    """Whether the label names the variant, because there are several."""
+    marked: bool = False  # whether the label names the variant, because there are several
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def keep_one_implementation(self) -> None:
         """Keep the most frequent implementation of each measure, such as METEOR with or without Java; two must not be compared."""
         rows = [rows for setting in self.settings.values() for rows in setting.rows.values()]
-        for measure in MEASURES:
+        for measure in MORE_IS_BETTER:
             names = [name for name, (shown, _) in QUALITY.items() if shown == measure]
             found = Counter(_implementation(each[name]) for name in names for each in rows if name in each)
             if len(found) > 1:
@@ -136,8 +115,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        label = self.recipe if self.family == OWN else f"{self.recipe} ({self.family})"
-        return f"{label}{self.mark}"
+        return self.recipe + ("" if self.family == OWN else f" ({self.family})") + self.mark
 
     @property
     def mark(self) -> str:
@@ -151,7 +129,7 @@ class Group:
     @property
     def measures(self) -> list[str]:
         """Its quality measures, in the order of the paper's tables."""
-        return [name for name in MEASURES if any(setting.values(name) for setting in self.settings.values())]
+        return [name for name in MORE_IS_BETTER if any(setting.values(name) for setting in self.settings.values())]
 
     def by_gamma(self) -> list[Setting]:
         return sorted((one for one in self.settings.values() if one.gamma is not None), key=lambda one: one.gamma or 0.0)
@@ -160,10 +138,10 @@ class Group:
         return sorted((one for one in self.settings.values() if one.k is not None), key=lambda one: one.k or 0)
 
     def by_head(self) -> list[Setting]:
-        return sorted((one for one in self.settings.values() if one.head), key=lambda one: (one.head, one.name))
+        return [one for one in self.policies() if "head=" in one.decode]
 
     def policies(self) -> list[Setting]:
-        return [one for _, one in sorted(self.settings.items()) if one.gamma is None and one.k is None and not one.head]
+        return [one for _, one in sorted(self.settings.items()) if one.gamma is None and one.k is None]
 
     @property
     def baseline(self) -> Setting | None:
@@ -172,7 +150,7 @@ class Group:
 
     @property
     def ordered(self) -> list[Setting]:
-        return [*self.by_gamma(), *self.by_head(), *self.by_k(), *self.policies()]
+        return [*self.by_gamma(), *self.by_k(), *self.policies()]
 
 
 def _implementation(row: Row) -> tuple[str, str]:
@@ -183,6 +161,12 @@ def shared(settings: Sequence[Setting]) -> list[Setting]:
     """Settings with only the seeds that all of them have, for a fair comparison."""
     common = set.intersection(*(set(one.seeds) for one in settings)) if settings else set[int]()
     return [one.only(common) for one in settings]
+
+
+def measures_of(groups: Iterable[Group], *more: str) -> list[str]:
+    """Quality measures of any of the groups, and more, in the order of the paper's tables."""
+    found = {name for group in groups for name in group.measures} | {*more}
+    return [name for name in MORE_IS_BETTER if name in found]
 
 
 def best(settings: Iterable[Setting], measure: str) -> Setting | None:
@@ -242,10 +226,8 @@ class Results:
                 return (row.recipe, row.mode, family, row.scale, row.split, variant(row))
         except (ValueError, AttributeError):
             pass
-        raise ZendayaError(
-            f"{self.folder / RESULTS}: the {row.metric} of cell {row.cell} has no readable signature: the table was changed; run the "
-            "sweep in another folder"
-        )
+        where = f"{self.folder / RESULTS}: the {row.metric} of cell {row.cell}"
+        raise ZendayaError(f"{where} has no readable signature: the table was changed; run the sweep in another folder")
 
     def of(self, mode: str) -> list[Group]:
         return [group for group in self.groups if group.mode == mode]
@@ -256,23 +238,20 @@ class Results:
 
     def traces(self, setting: Setting, seed: int) -> list[Trace] | None:
         """The traces of a decode; None where they were removed."""
-        rows = setting.rows.get(seed)
-        if not rows:
+        row = next(iter(setting.rows.get(seed, {}).values()), None)
+        if row is None:
             return None
-        path = next(iter(rows.values())).traces
-        if path not in self._traces:
-            file = self.folder / path
-            traces = read_traces(file) if file.is_file() else None
-            expected = next(iter(rows.values())).traces_digest
-            if traces is not None and traces[1] != expected:
+        if row.traces not in self._traces:
+            file = self.folder / row.traces
+            traces, digest = read_traces(file) if file.is_file() else (None, row.traces_digest)
+            if digest != row.traces_digest:
                 raise ZendayaError(f"{file}: the traces were changed after scoring; remove them and run the sweep again")
-            self._traces[path] = None if traces is None else traces[0]
-        return self._traces[path]
+            self._traces[row.traces] = traces
+        return self._traces[row.traces]
 
     def statistics(self, setting: Setting, seed: int, measure: str) -> Statistics | None:
         """Per-clip statistics of a decode's score; None where they cannot be computed."""
-        traces = self.traces(setting, seed)
-        row = setting.row(seed, measure)
+        traces, row = self.traces(setting, seed), setting.row(seed, measure)
         if traces is None or row is None:
             return None
         key = (row.traces, measure)
@@ -281,7 +260,7 @@ class Results:
             self._report(f"{row.metric} of each clip: {row.recipe} {row.train_schedule} seed {row.seed} at {row.decode_schedule}")
             texts, references = [trace.text for trace in traces], [trace.references for trace in traces]
             try:
-                found = statistics(row.metric.lower(), texts, references, normalise=normalise)
+                found = significance.statistics(row.metric.lower(), texts, references, normalise=normalise)
                 # The interval of another implementation (without Java, say) would not belong to the sweep's score.
                 self._statistics[key] = found if found.signature == self.signature(row)["metric"] else None
             except ZendayaError as error:  # its tool is not installed here
@@ -289,15 +268,15 @@ class Results:
                 self._statistics[key] = None
         return self._statistics[key]
 
-    def interval(self, setting: Setting, seed: int, measure: str) -> Interval | None:
+    def interval(self, setting: Setting, seed: int, measure: str) -> significance.Interval | None:
         """A score with its interval, in percent."""
         found = self.statistics(setting, seed, measure)
-        return None if found is None else bootstrap(found)
+        return None if found is None else significance.bootstrap(found)
 
-    def difference(self, a: Setting, b: Setting, seed: int, measure: str) -> Difference | None:
+    def difference(self, a: Setting, b: Setting, seed: int, measure: str) -> significance.Difference | None:
         """A − B on the same clips, in percent; None where traces of that seed are missing or of other clips."""
         one, two = self.traces(a, seed), self.traces(b, seed)
         first, second = self.statistics(a, seed, measure), self.statistics(b, seed, measure)
         if one is None or two is None or first is None or second is None or [t.clip for t in one] != [t.clip for t in two]:
             return None
-        return paired_bootstrap(first, second)
+        return significance.paired_bootstrap(first, second)

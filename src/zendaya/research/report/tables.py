@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from zendaya.data.corpora import registry as corpora
 from zendaya.errors import MissingExtraError
+from zendaya.evaluation.metrics.significance import Interval
 from zendaya.records import Trace
 from zendaya.research.report import layout, published
-from zendaya.research.report.layout import MISSING, Sheet, TableCell
-from zendaya.research.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, best, shared
+from zendaya.research.report.layout import MISSING, Bold, Sheet, bold, number
+from zendaya.research.report.results import MORE_IS_BETTER, OWN, Group, Results, Setting, best, measures_of, shared
 
 PAPER = "paper"
-SAMPLE = 9
-"""Clips per system in the qualitative sample (app:qual)."""
-ANCHORS = 8
-"""Most settings shown as anchors; of more, some are chosen."""
+SAMPLE = 9  # clips per system in the qualitative sample (app:qual)
+ANCHORS = 8  # most settings shown as anchors; of more, some are chosen
 
 
 def sheets(results: Results) -> Iterator[Sheet]:
@@ -37,23 +36,22 @@ def setup(results: Results) -> Sheet:
         if group.recipe in columns:
             continue
         signature = results.signature(group.any_row)
-        training, evaluation = signature["training"], signature["evaluation"]
-        config, rho = training["recipe"], training["rho"]
+        config, rho = signature["training"]["recipe"], signature["training"]["rho"]
         modality = corpora.get(config["corpus"]).modality
-        rate = next((part for part in evaluation["store"]["encoder"].split() if part.startswith("rate=")), "")
+        rate = next((part for part in signature["evaluation"]["store"]["encoder"].split() if part.startswith("rate=")), "")
+        model = config["model"]
         columns[group.recipe] = (
             modality if modality != "any" else MISSING, config["encoder"], f"{rate[5:]} /s" if rate else MISSING,
-            str(config["model"]["decoder"]["source_dim"]), str(config["model"]["window_tokens"]), str(config["model"]["max_steps"]),
-            f"{rho:.2f}",
+            str(model["decoder"]["source_dim"]), str(model["window_tokens"]), str(model["max_steps"]), f"{rho:.2f}",
             "source-dense" if rho > 1 else "text-dense",
         )  # fmt: skip
     header = ("", *columns, *(f"{name} ({PAPER})" for name in published.CORPORA.values()))
     values = [*columns.values(), *(published.SETUP[recipe] for recipe in published.CORPORA)]
-    rows = [(TableCell(name), *(TableCell(column[number]) for column in values)) for number, name in enumerate(published.SETUP_ROWS)]
+    rows = [(name, *(column[place] for column in values)) for place, name in enumerate(published.SETUP_ROWS)]
     steps = published.SETUP_ROWS.index("N (=N_max)")
     for share in (0.1, 0.3):
-        dials = [-math.log(share) / math.log(max(2, int(column[steps]))) for column in values]
-        rows.append((TableCell(f"γ* for B = {share:g} F"), *(TableCell(f"{gamma:.2f}") for gamma in dials)))
+        dials = (f"{-math.log(share) / math.log(max(2, int(column[steps]))):.2f}" for column in values)
+        rows.append((f"γ* for B = {share:g} F", *dials))
     caption = (
         "Datasets and configuration. Our ρ is mean F / mean N of the training split; the paper's is F / N of the caps. "
         "γ* = ln(F/B)/ln N of the caps."
@@ -67,32 +65,29 @@ def fixed(results: Results) -> Sheet:
     measures = _measures(groups)
     header = ("Dataset", *(f"{name} {what}" for name in measures for what in ("base", "ZENDAYA")), "Rel.", "Ē", "seeds")
     rows = []
+
+    def scores(known: Mapping[str, tuple[float | None, float | None, str]]) -> Iterator[str]:
+        for name in measures:
+            base, value, note = known.get(name, (None, None, ""))
+            yield number(base, 4)
+            yield bold(number(value, 4) + (note if value is not None else ""), layout.better(value, base, name))
+
     for group in groups:
         chosen_by = group.measures[0] if group.measures else measures[0]
         base, top = _base_and_best(group)
-        cells = [TableCell(group.label)]
-        for name in measures:
-            left, right = (None if one is None else one.mean(name) for one in (base, top))
-            said = "" if top is None or name != chosen_by else f" (γ={top.gamma:g})"
-            cells += [
-                TableCell(layout.score(left)),
-                TableCell(layout.score(right) + (said if right is not None else ""), layout.better(right, left, name)),
-            ]
-        before, after = (None if one is None else one.mean(chosen_by) for one in (base, top))
+        note = "" if top is None else f" (γ={top.gamma:g})"
+        means = [{} if one is None else {name: one.mean(name) for name in measures} for one in (base, top)]
+        known = {name: (means[0].get(name), means[1].get(name), note if name == chosen_by else "") for name in measures}
+        before, after, _ = known[chosen_by]
         rel = MISSING if before is None or after is None or not before else f"{100 * (after - before) / before:+.1f}%"
-        exposure = None if top is None else top.mean("exposure")
-        count = 0 if top is None else len(top.seeds)
-        rows.append((*cells, TableCell(rel), TableCell(MISSING if exposure is None else f"{exposure:.2f}"), TableCell(str(count))))
+        exposure, count = (None, 0) if top is None else (top.mean("exposure"), len(top.seeds))
+        rows.append((group.label, *scores(known), rel, number(exposure, 2), str(count)))
     for recipe, name in published.CORPORA.items():
         if not any(group.recipe == recipe for group in groups):
-            rows.append((TableCell(f"{name}, ours"), *(TableCell(MISSING) for _ in header[1:])))
+            rows.append((f"{name}, ours", *(MISSING for _ in header[1:])))
         one = published.FIXED[recipe]
-        known = {"BLEU-4": (one.bleu_base, one.bleu, f" (γ={one.gamma:.2f})"), "METEOR": (one.meteor_base, one.meteor, "")}
-        cells = [TableCell(f"{name} ({PAPER})")]
-        for measure in measures:
-            base_value, value, said = known.get(measure, (None, None, ""))
-            cells += [TableCell(layout.score(base_value)), TableCell(layout.score(value) + said, layout.better(value, base_value, measure))]
-        rows.append((*cells, TableCell(one.rel), TableCell(f"{one.exposure:.2f}"), TableCell("1")))
+        paper = {"BLEU-4": (one.bleu_base, one.bleu, f" (γ={one.gamma:.2f})"), "METEOR": (one.meteor_base, one.meteor, "")}
+        rows.append((f"{name} ({PAPER})", *scores(paper), one.rel, f"{one.exposure:.2f}", "1"))
     caption = (
         "Fixed-window results, means over the seeds that all settings of a row have. The best γ is selected by the first measure, on the "
         "clips it is reported on; Rel. is that margin. Our Ē is the realised one, the paper's is 1/(1+γ). Bold: mean above its baseline, "
@@ -105,19 +100,7 @@ def anchors(results: Results) -> Iterator[Sheet]:
     """Table 3: streaming anchors, one block per corpus."""
     for group in results.of("streaming"):
         shown = _anchors(group)
-        rows = []
-        for name in (*group.measures, "AL", "first_token"):
-            means = [one.mean(name) for one in shown]
-            least = name not in MORE_IS_BETTER or not MORE_IS_BETTER[name]
-            known = [value for value in means if value is not None]
-            top = (min(known) if least else max(known)) if known else None
-            form: Callable[[float | None], str] = layout.score if name in MORE_IS_BETTER else layout.lag
-            rows.append(
-                (
-                    TableCell("first" if name == "first_token" else name),
-                    *(TableCell(form(value), value is not None and value == top) for value in means),
-                )
-            )
+        rows = [_best_in_bold(name, [one.mean(name) for one in shown]) for name in (*group.measures, "AL", "first_token")]
         seeds = ", ".join(sorted({str(len(one.seeds)) for one in shown}))
         caption = (
             f"Streaming anchors, scale {group.scale}, split {group.split}, means over {seeds} seeds. z-γ is ZENDAYA, w-k is wait-k. "
@@ -130,18 +113,17 @@ def anchors(results: Results) -> Iterator[Sheet]:
         yield Sheet("Table 3", caption, (group.label, *(one.name for one in shown)), tuple(rows))
     for recipe, name in published.CORPORA.items():
         block = published.STREAM[recipe]
-        rows = []
-        for number, measure in enumerate(("BLEU-4", "METEOR", "AL")):
-            values = [anchor[number] for anchor in block.values()]
-            top = min(values) if measure == "AL" else max(values)
-            rows.append(
-                (
-                    TableCell(measure),
-                    *(TableCell(layout.lag(value) if measure == "AL" else layout.score(value), value == top) for value in values),
-                )
-            )
+        rows = [_best_in_bold(*row) for row in zip(("BLEU-4", "METEOR", "AL"), zip(*block.values(), strict=True), strict=True)]
         missing = "" if any(group.recipe.startswith(recipe) for group in results.of("streaming")) else " Ours: missing."
         yield Sheet("Table 3", f"Streaming anchors as published.{missing}", (f"{name} ({PAPER})", *block), tuple(rows))
+
+
+def _best_in_bold(name: str, values: Sequence[float | None]) -> tuple[str, ...]:
+    """A row of quality or lag with its best value in bold."""
+    known = [value for value in values if value is not None]
+    top = (max if MORE_IS_BETTER.get(name) else min)(known, default=None)
+    cells = (bold(number(value, 4 if name in MORE_IS_BETTER else 1), value is not None and value == top) for value in values)
+    return ("first" if name == "first_token" else name, *cells)
 
 
 def pairs(results: Results) -> Sheet:
@@ -153,30 +135,20 @@ def pairs(results: Results) -> Sheet:
     for group in groups:
         found = anchor_pairs(group)
         if not found:
-            rows.append((TableCell(group.label), *(TableCell(MISSING) for _ in header[1:])))
+            rows.append((group.label, *(MISSING for _ in header[1:])))
         for why, ours, theirs in found:
-            label = (TableCell(group.label), TableCell(f"{ours.name} vs {theirs.name} ({why})"))
+            label = (group.label, f"{ours.name} vs {theirs.name} ({why})")
             for seed in ours.seeds:
-                lags = TableCell(f"{layout.lag(ours.only([seed]).mean('AL'))}, {layout.lag(theirs.only([seed]).mean('AL'))}")
-                gaps = [results.difference(ours, theirs, seed, name) for name in measures]
-                cells = [TableCell(MISSING) if gap is None else TableCell(layout.gap(gap), gap.excludes_zero) for gap in gaps]
-                rows.append((*label, lags, TableCell(str(seed)), *cells))
+                gaps = (_gap(results.difference(ours, theirs, seed, name)) for name in measures)
+                rows.append((*label, layout.lags(ours.only([seed]), theirs.only([seed])), str(seed), *gaps))
             if len(ours.seeds) > 1:
-                lags = TableCell(f"{layout.lag(ours.mean('AL'))}, {layout.lag(theirs.mean('AL'))}")
-                rows.append(
-                    (*label, lags, TableCell(f"mean of {len(ours.seeds)}"), *(layout.mean_gap(ours, theirs, name) for name in measures))
-                )
+                gaps = (layout.mean_gap(ours, theirs, name) for name in measures)
+                rows.append((*label, layout.lags(ours, theirs), f"mean of {len(ours.seeds)}", *gaps))
     for recipe, name in published.CORPORA.items():
         pair, bleu, meteor = published.PAIRS[recipe]
-        known = {"BLEU-4": bleu, "METEOR": meteor}
-        cells = []
-        for measure in measures:
-            if (gap := known.get(measure)) is None:
-                cells.append(TableCell(MISSING))
-            else:
-                cells.append(TableCell(f"{gap[0]:.4f} [{gap[1]:.3f}, {gap[2]:.3f}]".replace("-", "−"), gap[1] > 0 or gap[2] < 0))
-        lags = TableCell(", ".join(layout.lag(published.STREAM[recipe][one][2]) for one in pair.split(" vs ")))
-        rows.append((TableCell(f"{name} ({PAPER})"), TableCell(pair), lags, TableCell("1 run"), *cells))
+        known = {"BLEU-4": layout.gap(*bleu, digits=3), "METEOR": layout.gap(*meteor, digits=3)}
+        lags = ", ".join(number(published.STREAM[recipe][one][2], 1) for one in pair.split(" vs "))
+        rows.append((f"{name} ({PAPER})", pair, lags, "1 run", *(known.get(measure, MISSING) for measure in measures)))
     caption = (
         "Paired-bootstrap 95 % intervals (1000 resamples of clips), ZENDAYA (z-γ) minus wait-k (w-k), with the lag of each. Pairs are "
         "nearest in lag, and best against best by the first measure, both chosen on these clips. Bold excludes zero; for a mean over seeds "
@@ -188,36 +160,34 @@ def pairs(results: Results) -> Sheet:
 def intervals(results: Results) -> Sheet:
     """Table A1: the interval behind every entry of Table 2, for the lowest seed."""
     header = ("Dataset", "Metric", "ZENDAYA", "95 % CI", "γ→0", "95 % CI", "Δ (95 % CI)", "p")
-    rows: list[tuple[TableCell, ...]] = []
+    rows: list[tuple[str, ...]] = []
     for group in results.of("offline"):
         base, top = _base_and_best(group)
         if base is None or top is None:
             continue
-        seeds = sorted(set(base.seeds) & set(top.seeds))
+        seed = min(set(base.seeds) & set(top.seeds), default=None)
         for name in group.measures:
-            label = TableCell(f"{group.label} (γ = {top.gamma:g}, seed {seeds[0] if seeds else MISSING})")
-            ours, theirs = (results.interval(one, seeds[0], name) if seeds else None for one in (top, base))
-            gap = results.difference(top, base, seeds[0], name) if seeds else None
-            delta = TableCell(MISSING) if gap is None else TableCell(layout.gap(gap), gap.excludes_zero)
-            p = TableCell(MISSING if gap is None else f"{gap.p:.3f}")
-            rows.append((label, TableCell(name), *layout.interval(ours), *layout.interval(theirs), delta, p))
+            cells: list[str] = []
+            for one in (top, base):
+                found = None if seed is None else results.interval(one, seed, name)
+                cells += (MISSING, MISSING) if found is None else layout.scored(*layout.fractions(found))
+            gap = None if seed is None else results.difference(top, base, seed, name)
+            label = f"{group.label} (γ = {top.gamma:g}, seed {MISSING if seed is None else seed})"
+            rows.append((label, name, *cells, _gap(gap), MISSING if gap is None else f"{gap.p:.3f}"))
     for recipe, name in published.CORPORA.items():
-        for metric, numbers in published.INTERVALS[recipe].items():
-            score, low, high, base_score, base_low, base_high, delta_value, delta_low, delta_high, p_value = numbers
-            gap_text = f"{delta_value:.4f} [{delta_low:.4f}, {delta_high:.4f}]".replace("-", "−")
-            rows.append(
-                (
-                    TableCell(f"{name} ({PAPER}, γ = {published.FIXED[recipe].gamma:.2f})"), TableCell(metric),
-                    TableCell(layout.score(score)), TableCell(f"[{low:.4f}, {high:.4f}]"),
-                    TableCell(layout.score(base_score)), TableCell(f"[{base_low:.4f}, {base_high:.4f}]"),
-                    TableCell(gap_text, delta_low > 0 or delta_high < 0), TableCell(p_value or MISSING),
-                )
-            )  # fmt: skip
+        label = f"{name} ({PAPER}, γ = {published.FIXED[recipe].gamma:.2f})"
+        for metric, (*numbers, p) in published.INTERVALS[recipe].items():
+            score, base_score, delta = (map(float, numbers[first : first + 3]) for first in (0, 3, 6))
+            rows.append((label, metric, *layout.scored(*score), *layout.scored(*base_score), layout.gap(*delta), str(p) or MISSING))
     caption = (
         "Fixed-window paired bootstrap, 1000 resamples, one run each. Bold marks intervals excluding zero. Published scores are means over "
         "resamples."
     )
     return Sheet("Table A1", caption, header, tuple(rows))
+
+
+def _gap(found: Interval | None) -> str:
+    return MISSING if found is None else layout.gap(*layout.fractions(found))
 
 
 def samples(results: Results) -> Iterator[Sheet]:
@@ -227,18 +197,16 @@ def samples(results: Results) -> Iterator[Sheet]:
         if not chosen:
             continue
         ours, theirs = chosen[0]
-        seeds = sorted(set(ours.seeds) & set(theirs.seeds))
-        one, two = (results.traces(each, seeds[0]) if seeds else None for each in (ours, theirs))
+        seed = min(set(ours.seeds) & set(theirs.seeds), default=-1)
+        one, two = (results.traces(each, seed) for each in chosen[0])
         if one is None or two is None or [trace.clip for trace in one] != [trace.clip for trace in two]:
             continue
-        rows: list[tuple[TableCell, ...]] = []
-        for system, first, second in ((ours.name, one, two), (theirs.name, two, one)):
-            rows.append((TableCell(f"Clips where {system} scores highest", bold=True),))
-            for place in symmetric(first):
-                a, b = (first[place], second[place]) if first is one else (second[place], first[place])
-                rows.append((TableCell(first[place].references[0]), TableCell(a.text), TableCell(b.text)))
+        rows: list[tuple[str, ...]] = []
+        for system, traces in ((ours.name, one), (theirs.name, two)):
+            rows.append((Bold(f"Clips where {system} scores highest"),))
+            rows += [(traces[place].references[0], one[place].text, two[place].text) for place in symmetric(traces)]
         caption = (
-            f"Decodes of identical clips of {group.label}, split {group.split}, seed {seeds[0]}: the {SAMPLE} clips on which "
+            f"Decodes of identical clips of {group.label}, split {group.split}, seed {seed}: the {SAMPLE} clips on which "
             f"each system has its highest sentence BLEU-4, one per distinct reference, with both decodes; the first of several references "
             f"is shown."
         )
@@ -268,21 +236,21 @@ def seeded(results: Results) -> Sheet:
     columns = [(group, name) for group in groups for name in group.measures]
     ours = {one.gamma for group in groups for one in group.by_gamma()}
     gammas = sorted({gamma for gamma in ours if gamma is not None} | set(published.SEEDED["charades-sta"]))
-    theirs = [(recipe, number, name) for recipe in published.CORPORA for number, name in enumerate(("BLEU-4", "METEOR"))]
+    theirs = [(recipe, place, name) for recipe in published.CORPORA for place, name in enumerate(("BLEU-4", "METEOR"))]
     header = (
         "γ", *(f"{group.label} {name}" for group, name in columns),
         *(f"{published.CORPORA[recipe]} {name} ({PAPER})" for recipe, _, name in theirs),
     )  # fmt: skip
     rows = []
     for gamma in gammas:
-        cells = [TableCell("γ→0" if gamma == 0 else f"{gamma:g}")]
+        cells = ["γ→0" if gamma == 0 else f"{gamma:g}"]
         for group, name in columns:
             setting = next((one for one in group.by_gamma() if one.gamma == gamma), None)
             cells.append(layout.seeded(setting, group.baseline, name))
-        for recipe, number, name in theirs:
+        for recipe, place, name in theirs:
             found = published.SEEDED[recipe].get(gamma)
-            bold = gamma in published.SEEDED_BOLD[recipe][name]
-            cells.append(TableCell(MISSING) if found is None else TableCell(f"{found[number][0]:.4f} ± {found[number][1]:.4f}", bold))
+            text = MISSING if found is None else f"{found[place][0]:.4f} ± {found[place][1]:.4f}"
+            cells.append(bold(text, gamma in published.SEEDED_BOLD[recipe][name]))
         rows.append(tuple(cells))
     caption = (
         "Fixed-window sweep over seeds, mean ± standard deviation (number of seeds in brackets if not three). Bold marks a setting that "
@@ -294,30 +262,23 @@ def seeded(results: Results) -> Sheet:
 def every(results: Results) -> Sheet:
     """All decodes: quality, lag, and exposure beside its closed form."""
     measures = _measures(results.groups)
-    lags = {
+    others = {
         "AL": "AL", "LAAL": "LAAL", "AP": "AP", "DAL": "DAL", "first_token": "first", "normalised_erasure": "erasure",
-        "decoder_rows": "rows",
+        "decoder_rows": "rows", "exposure": "Ē", "exposure_planned": "Ē planned", "exposure_limit": "1/(1+γ)",
     }  # fmt: skip
-    header = ("Dataset", "mode", "scale", "model", "setting", "seeds", *measures, *lags.values(), "Ē", "Ē planned", "1/(1+γ)")
+    shares = ("AP", "normalised_erasure", "exposure", "exposure_planned", "exposure_limit")
+    header = ("Dataset", "mode", "scale", "model", "setting", "seeds", *measures, *others.values())
     rows = []
     for group in results.groups:
+        family = "its own" if group.family == OWN else group.family
         for one in group.ordered:
-            cells = [
-                group.recipe + group.mark,
-                group.mode,
-                group.scale,
-                "its own" if group.family == OWN else group.family,
-                one.name,
-                str(len(one.seeds)),
-            ]
-            cells += [layout.plain(one.over(name)) for name in measures]
-            cells += [layout.share(one.mean(name)) if name in ("AP", "normalised_erasure") else layout.lag(one.mean(name)) for name in lags]
-            cells += [layout.share(one.mean(name)) for name in ("exposure", "exposure_planned", "exposure_limit")]
-            rows.append(tuple(TableCell(text) for text in cells))
+            means = (number(one.mean(name), 3 if name in shares else 1) for name in others)
+            about = (group.recipe + group.mark, group.mode, group.scale, family, one.name, str(len(one.seeds)))
+            rows.append((*about, *(layout.mean(one.over(name)) for name in measures), *means))
     caption = (
         "Every decode of the sweep, means over seeds ± standard deviation. Lags in source tokens; first is the source that had arrived at "
         "the first token; AP is relative to the reference's length, so above 1 where far more is written; erasure is normalised erasure; "
-        "rows are decoder rows per clip; z-γ+h has a head start of h, and in place of 1/(1+γ) its own limit of Ē."
+        "rows are decoder rows per clip."
     )
     return Sheet("All decodes", caption, header, tuple(rows))
 
@@ -356,13 +317,11 @@ def _anchors(group: Group) -> list[Setting]:
     for settings in (group.by_gamma(), group.by_k()):
         if settings:
             kept.add(min(settings, key=lambda one: one.mean("AL") or 0.0).decode)
-    others = [*group.by_head(), *group.policies()]
-    for kind in dict.fromkeys(one.kind for one in others):
-        top = best([one for one in others if one.kind == kind], group.measures[0])
+    for kind in dict.fromkeys(one.kind for one in group.policies()):
+        top = best([one for one in group.policies() if one.kind == kind], group.measures[0])
         kept |= {top.decode} if top is not None else set()
     return [one for one in group.ordered if one.decode in kept]
 
 
 def _measures(groups: Sequence[Group]) -> list[str]:
-    found = {name for group in groups for name in group.measures} | {"BLEU-4", "METEOR"}
-    return [name for name in MORE_IS_BETTER if name in found]
+    return measures_of(groups, "BLEU-4", "METEOR")

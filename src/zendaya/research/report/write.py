@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -16,7 +17,7 @@ from zendaya.errors import ZendayaError
 from zendaya.files import write_atomically
 from zendaya.research.report import questions, tables
 from zendaya.research.report.figures import Panel, draw, panels
-from zendaya.research.report.layout import Sheet, TableCell
+from zendaya.research.report.layout import Bold, Sheet
 from zendaya.research.report.results import Results
 
 Format = Literal["md", "latex", "html"]
@@ -62,8 +63,7 @@ def write_report(
 
 
 def _note(results: Results) -> str:
-    decodes = {row.cell for row in results.rows}
-    runs = {row.run for row in results.rows}
+    decodes, runs = ({getattr(row, name) for row in results.rows} for name in ("cell", "run"))
     failed = f" {len(results.failed)} cells failed and are missing." if results.failed else ""
     data = ", ".join(sorted({f"{row.corpus} {row.data_digest[:12]}" for row in results.rows}))
     implementations = sorted({text for row in results.rows if "|" in (text := str(results.signature(row)["metric"]))})
@@ -80,16 +80,15 @@ def markdown(made: Sequence[Sheet], title: str, note: str, figures: dict[str, st
     """The report as one page of Markdown."""
     parts = [f"# {title}", note, *(f"![{words}]({name})" for name, words in figures.items())]
     for sheet in made:
-        lines = [_markdown_row([TableCell(text) for text in sheet.header]), "|" + "---|" * len(sheet.header)]
-        for row in sheet.rows:
-            lines.append(_markdown_row([*row, *(TableCell("") for _ in sheet.header[len(row) :])]))
-        parts += [f"## {sheet.name}", sheet.caption, "\n".join(lines)]
+        rows = [_markdown_row((*row, *("" for _ in sheet.header[len(row) :]))) for row in sheet.rows]
+        table = [_markdown_row(sheet.header), "|" + "---|" * len(sheet.header), *rows]
+        parts += [f"## {sheet.name}", sheet.caption, "\n".join(table)]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_row(cells: Sequence[TableCell]) -> str:
-    texts = (cell.text.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("\n", " ") for cell in cells)
-    return "| " + " | ".join(f"**{text}**" if cell.bold else text for cell, text in zip(cells, texts, strict=True)) + " |"
+def _markdown_row(cells: Sequence[str]) -> str:
+    texts = (re.sub(r"([\\|*])", r"\\\1", cell).replace("\n", " ") for cell in cells)
+    return "| " + " | ".join(f"**{text}**" if isinstance(cell, Bold) else text for cell, text in zip(cells, texts, strict=True)) + " |"
 
 
 # LaTeX.
@@ -104,12 +103,8 @@ _TEX = {
 
 def tex(text: str) -> str:
     """Text escaped for LaTeX; other characters are left to the compiler's input encoding."""
-    written, place = [], 0
-    while place < len(text):
-        piece = next((text[place : place + length] for length in (3, 2) if text[place : place + length] in _TEX), text[place])
-        written.append(_TEX.get(piece, piece))
-        place += len(piece)
-    return "".join(written)
+    longest_first = sorted(_TEX, key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, longest_first)), lambda found: _TEX[found[0]], text)
 
 
 def latex(made: Sequence[Sheet], note: str) -> str:
@@ -133,8 +128,8 @@ def latex(made: Sequence[Sheet], note: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _tex_cell(cell: TableCell) -> str:
-    return rf"\textbf{{{tex(cell.text)}}}" if cell.bold else tex(cell.text)
+def _tex_cell(cell: str) -> str:
+    return rf"\textbf{{{tex(cell)}}}" if isinstance(cell, Bold) else tex(cell)
 
 
 # HTML.
@@ -152,14 +147,14 @@ def page(made: Sequence[Sheet], shown: Sequence[Panel], title: str, note: str) -
 
 def _html_table(sheet: Sheet) -> str:
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in sheet.header)
+    wrap = ' class="wrap"' if sheet.name == "Table A2" else ""
     rows = []
     for row in sheet.rows:
         if len(row) == 1 < len(sheet.header):
-            rows.append(f'<tr><th colspan="{len(sheet.header)}">{html.escape(row[0].text)}</th></tr>')
-            continue
-        wrap = ' class="wrap"' if sheet.name == "Table A2" else ""
-        cells = (f"<b>{html.escape(cell.text)}</b>" if cell.bold else html.escape(cell.text) for cell in row)
-        rows.append("<tr>" + "".join(f"<td{wrap}>{cell}</td>" for cell in cells) + "</tr>")
+            rows.append(f'<tr><th colspan="{len(sheet.header)}">{html.escape(row[0])}</th></tr>')
+        else:
+            cells = (f"<b>{html.escape(cell)}</b>" if isinstance(cell, Bold) else html.escape(cell) for cell in row)
+            rows.append("<tr>" + "".join(f"<td{wrap}>{cell}</td>" for cell in cells) + "</tr>")
     return (
         f'<h3>{html.escape(sheet.name)}</h3><div class="scroll"><table><caption>{html.escape(sheet.caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"

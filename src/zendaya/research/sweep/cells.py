@@ -22,27 +22,21 @@ Kind = Literal["encode", "train", "evaluate"]
 class Cell:
     """One job of a sweep, a function of its config and data alone; it is sent to workers."""
 
-    key: str
-    """Digest of the config and the data."""
+    key: str  # digest of the config and the data
     kind: Kind
     label: str
     grid: str
-    needs: tuple[str, ...]
-    """Keys of the cells it depends on."""
+    needs: tuple[str, ...]  # keys of the cells it depends on
     config: TrainConfig
     data: Path
     data_digest: str
-    out: Path
-    """The folder of the sweep."""
+    out: Path  # the folder of the sweep
     store: Path
     limit: int | None = None
-    run: str = ""
-    """Key of the training run of a decode."""
-    decode: Decode | None = None
-    """Options of a decode; of its schedules, this cell has `schedule`."""
+    run: str = ""  # key of the training run of a decode
+    decode: Decode | None = None  # options of a decode; of its schedules, this cell has `schedule`
     schedule: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Inputs of the digest `key`."""
+    facts: Mapping[str, Any] = field(default_factory=dict)  # inputs of the digest `key`
 
 
 def cells_of(grid: Grid, *, data: str | Path, out: str | Path, features: str | Path | None = None) -> list[Cell]:
@@ -64,9 +58,8 @@ def cells_of(grid: Grid, *, data: str | Path, out: str | Path, features: str | P
 def corpus_folder(config: TrainConfig, data: Path) -> Path:
     """Folder of a recipe's corpus: its own folder under `data`, or `data` itself if that does not exist."""
     if not data.exists():
-        raise CorpusError(
-            f"{data}: no such folder; expected the corpora of the grid, here {config.corpus} ({config.folder or 'a file'}); give --data"
-        )
+        where = config.folder or "a file"
+        raise CorpusError(f"{data}: no such folder; expected the corpora of the grid, here {config.corpus} ({where}); give --data")
     inside = data / config.folder
     return inside if config.folder and inside.is_dir() else data
 

@@ -17,28 +17,25 @@ from zendaya.errors import ConfigError
 from zendaya.evaluation.evaluate import evaluate
 from zendaya.nn.model import Model
 from zendaya.records import Clip
+from zendaya.research.bench import torch_threads
 from zendaya.research.sweep.grids import Arm, Grid
 from zendaya.research.sweep.table import Record, Row
 from zendaya.runtime.options import DecodeOptions
 from zendaya.schedule import PowerLaw
-from zendaya.training.decoding import DecodingTask, StoredWindow, TaskConfig, TextExample
+from zendaya.training.decoding import DecodingTask, StoredWindow, TextExample
 from zendaya.training.loop import TRAIN, VALID
 from zendaya.training.train import TrainConfig
 
-FILL = 0.85
-"""Share of a batch that is not padding: 0.81 to 0.88, counted over batches of the small recipes."""
-CALIBRATION_TOKENS = 1024
-"""Most tokens of a calibration step on a CPU; on a GPU it is a whole micro-batch."""
+FILL = 0.85  # share of a batch that is not padding: 0.81 to 0.88, counted over batches of the small recipes
+CALIBRATION_TOKENS = 1024  # most tokens of a calibration step on a CPU; on a GPU it is a whole micro-batch
 
 
 @dataclass(frozen=True)
 class Rate:
     """Speed of training and decoding a recipe, and its origin."""
 
-    tokens_per_s: float
-    """Source tokens and text rows per second of training."""
-    decoded_per_s: float | None
-    """Clips decoded per second; None where not measured."""
+    tokens_per_s: float  # source tokens and text rows per second of training
+    decoded_per_s: float | None  # clips decoded per second; None where not measured
     where: str
 
 
@@ -66,8 +63,7 @@ def flops_per_example(config: TrainConfig, *, source: float, steps: float) -> fl
     """
     shape = config.model.decoder
     dim, inner = shape.dim, shape.heads * shape.head_dim
-    rows = steps * (2 if config.form == "inf" else 1)
-    read = source * (2 if config.form == "inf" else 1)
+    rows, read = steps * _windows(config), source * _windows(config)
     projections = 2 * dim * inner
     self_attention = rows * (4 * projections + 4 * inner * rows)
     cross_attention = rows * 2 * projections + read * 2 * projections + 4 * inner * rows * source
@@ -79,6 +75,11 @@ def flops_per_example(config: TrainConfig, *, source: float, steps: float) -> fl
     if config.alignment is not None:
         forward += source * config.alignment_slots * 2 * dim * shape.vocab_size
     return 3 * forward
+
+
+def _windows(config: TrainConfig) -> int:
+    """Windows per example: the inf form also reads the window before."""
+    return 2 if config.form == "inf" else 1
 
 
 def estimates(grid: Grid, rates: Mapping[str, Rate]) -> Iterator[Estimate]:
@@ -94,8 +95,7 @@ def _estimate(arm: Arm, config: TrainConfig, rate: Rate | None) -> Estimate:
     num_decodes = sum(len(decode.schedules) for decode in arm.decodes)
     if sizes is not None:
         examples = min(sizes.train_examples, arm.limit or sizes.train_examples)
-        doubled = 2 if config.form == "inf" else 1
-        per_epoch = examples * (sizes.source_tokens + sizes.steps) * doubled
+        per_epoch = examples * (sizes.source_tokens + sizes.steps) * _windows(config)
         tokens = round(config.loop.epochs * per_epoch)
         steps = config.loop.epochs * math.ceil(per_epoch / (FILL * config.loop.batch_tokens * config.loop.accumulate))
         flops = config.loop.epochs * examples * flops_per_example(config, source=sizes.source_tokens, steps=sizes.steps)
@@ -137,7 +137,7 @@ def given_rates(grid: Grid, tokens_per_s: float) -> dict[str, Rate]:
 def measured_rates(grid: Grid) -> dict[str, Rate]:
     """Rates of this machine: one short step and one decode per decoder shape; other recipes of that shape follow by FLOPs."""
     rates: dict[str, Rate] = {}
-    speeds: dict[object, tuple[float, float, int]] = {}
+    speeds: dict[object, tuple[float, float]] = {}
     for arm in grid.arms:
         config, sizes = arm.recipe, arm.sizes
         if config.name in rates or sizes is None:
@@ -146,10 +146,10 @@ def measured_rates(grid: Grid) -> dict[str, Rate]:
         like = (shape.dim, shape.layers, shape.heads, shape.head_dim, shape.ffn_dim, shape.source_layers, config.alignment is None)
         if like not in speeds:
             speeds[like] = _calibrate(config, source=round(sizes.source_tokens), steps=round(sizes.steps))
-        flops_per_s, steps_per_s, threads = speeds[like]
-        per_token = flops_per_example(config, source=sizes.source_tokens, steps=sizes.steps) / (sizes.source_tokens + sizes.steps)
-        per_token /= 2 if config.form == "inf" else 1
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{threads} core of this machine, CPU time"
+        flops_per_s, steps_per_s = speeds[like]
+        per_example = flops_per_example(config, source=sizes.source_tokens, steps=sizes.steps)
+        per_token = per_example / (sizes.source_tokens + sizes.steps) / _windows(config)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "1 core of this machine, CPU time"
         where = f"measured now, one step on {device}: {flops_per_s / 1e9:.1f} GFLOP/s"
         rates[config.name] = Rate(flops_per_s / per_token, steps_per_s / sizes.steps, where)
     return rates
@@ -167,30 +167,25 @@ class _Noise:
         return self.tokens
 
 
-def _calibrate(config: TrainConfig, *, source: int, steps: int) -> tuple[float, float, int]:
+def _calibrate(config: TrainConfig, *, source: int, steps: int) -> tuple[float, float]:
     """Training FLOPs per second and decode steps per second at a recipe's shape, on random tokens."""
     source, steps = min(source, config.model.decoder.max_source), min(steps, config.model.max_steps - 1)
     cuda = torch.cuda.is_available()
     num = max(1, (config.loop.batch_tokens if cuda else min(config.loop.batch_tokens, CALIBRATION_TOKENS)) // (source + steps))
     window = StoredWindow("train", "noise", source, tuple(5 + number % 200 for number in range(max(1, steps - 1))))
     examples: dict[str, Sequence[TextExample]] = {TRAIN: [TextExample(window)] * num, VALID: [TextExample(window)]}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng():
-            config = dataclasses.replace(config, form="fix", schedule=PowerLaw(0.3))
-            model = Model(config.model).to("cuda" if cuda else "cpu")
-            store: Any = _Noise(config, source)
-            task = DecodingTask(model, store, examples, TaskConfig(schedule=PowerLaw(0.3), stride=1.0, alignment=config.alignment))
-            optimiser = torch.optim.AdamW(task.module.parameters(), lr=1e-4, fused=True)
-            step_s = min(_step(task, optimiser, num) for _ in range(2))
-            clip = Clip(corpus="noise", id="noise", split="train", stream="noise", references=("noise",))
-            begun = _clock()
-            (trace,) = evaluate(model.cpu(), [(clip, store.tokens)], DecodeOptions(schedule=PowerLaw(0.3), steps=steps))
-            decode_s = _clock() - begun
-    finally:
-        torch.set_num_threads(threads)
-    return num * flops_per_example(config, source=source, steps=steps) / step_s, len(trace.tokens) / decode_s, 1
+    config = dataclasses.replace(config, form="fix", scale="segment", schedule=PowerLaw(0.3))
+    with torch_threads(1), torch.random.fork_rng():
+        model = Model(config.model).to("cuda" if cuda else "cpu")
+        store: Any = _Noise(config, source)
+        task = DecodingTask(model, store, examples, config, rho=1.0)
+        optimiser = torch.optim.AdamW(task.module.parameters(), lr=1e-4, fused=True)
+        step_s = min(_step(task, optimiser, num) for _ in range(2))
+        clip = Clip(corpus="noise", id="noise", split="train", stream="noise", references=("noise",))
+        begun = _clock()
+        (trace,) = evaluate(model.cpu(), [(clip, store.tokens)], DecodeOptions(schedule=PowerLaw(0.3), steps=steps))
+        decode_s = _clock() - begun
+    return num * flops_per_example(config, source=source, steps=steps) / step_s, len(trace.tokens) / decode_s
 
 
 def _clock() -> float:

@@ -1,4 +1,4 @@
-"""Grids: recipes × training schedules × seeds, each checkpoint decoded under schedules and policies; one function a named grid."""
+"""Grids: recipes × training schedules × seeds; each checkpoint is decoded under schedules and policies."""
 
 from __future__ import annotations
 
@@ -13,32 +13,27 @@ from typing import Any, Literal
 from zendaya.errors import ConfigError
 from zendaya.evaluation.metrics.quality import METRICS, Normalise
 from zendaya.records import Scale, read_record
-from zendaya.research.recipes import configured, recipe
+from zendaya.research.recipes import configured, read_json, recipe
 from zendaya.runtime.policies import parse_policy
 from zendaya.training.schedule_sampler import SCHEDULE_PARSERS, parse_training_schedule
 from zendaya.training.train import TrainConfig
 
-OWN = "own"
-"""The decoding schedule that is the one a checkpoint was trained under."""
+OWN = "own"  # the decoding schedule that equals the training schedule
 Mode = Literal["offline", "streaming"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How large a corpus is, for costs that are estimated before it is read."""
+    """Sizes of a corpus, for cost estimates that do not read it; F and N are means per example."""
 
     train_examples: int
     source_tokens: float
-    """F of an example."""
-    steps: float
-    """N of an example, its end included."""
+    steps: float  # N, the end included
     decode_clips: int
-    where: str
-    """Where the numbers come from."""
+    where: str  # origin of the numbers
 
     def __post_init__(self) -> None:
-        numbers = (self.train_examples, self.source_tokens, self.steps, self.decode_clips)
-        if not all(0 < one < math.inf for one in numbers):
+        if not all(0 < one < math.inf for one in (self.train_examples, self.source_tokens, self.steps, self.decode_clips)):
             raise ConfigError(f"sizes of a corpus must be numbers above 0: got {self}")
 
 
@@ -53,10 +48,9 @@ class Decode:
 
     mode: Mode = "offline"
     schedules: tuple[str, ...] = (OWN,)
-    """As `zendaya evaluate` takes them, or `own`; wait-k without a stride has that of the corpus."""
+    """As for `zendaya evaluate`, or `own`; default stride of wait-k: the corpus's ρ."""
     split: str = "test"
-    scale: Scale | None = None
-    """Not given: segment offline, window (strictly causal) when streaming."""
+    scale: Scale | None = None  # default: segment if offline, window (strictly causal) if streaming
     metrics: tuple[str, ...] | None = None
     normalise: Normalise = "english"
     limit: int | None = None
@@ -65,34 +59,32 @@ class Decode:
         meant = [text if text == OWN else str(parse_policy(text)) for text in self.schedules]
         if not meant or len(set(meant)) < len(meant):
             raise ConfigError(f"a decode needs at least one schedule, each once: got {', '.join(self.schedules) or 'none'}")
-        for name in self.metrics or ():
-            if name not in METRICS:
-                raise ConfigError(f"no metric is called {name!r}; there are {', '.join(METRICS)}")
+        if unknown := [name for name in self.metrics or () if name not in METRICS]:
+            raise ConfigError(f"unknown metric: expected one of {', '.join(METRICS)}, got {unknown[0]!r}")
         if self.metrics == ():
             raise ConfigError(f"give a decode at least one metric of {', '.join(METRICS)}, or leave metrics out for those of the corpus")
         _check_limit(self.limit, "a decode", "clip")
 
     @property
     def scale_of_mode(self) -> Scale:
-        """The scale that is used."""
+        """The given scale, or the default of the mode."""
         return self.scale or ("segment" if self.mode == "offline" else "window")
 
     @property
     def streams(self) -> bool:
-        """Whether consecutive clips are decoded in one session; at the scale of each segment, as the paper has it, each has its own."""
+        """Whether consecutive clips are decoded in one session; at scale `segment`, as in the paper, each clip has its own."""
         return self.mode == "streaming" and self.scale_of_mode == "window"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One recipe under several training schedules and seeds, each checkpoint decoded in the same ways."""
+    """One recipe under several training schedules and seeds; all checkpoints are decoded in the same ways."""
 
     recipe: TrainConfig
     schedules: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     decodes: tuple[Decode, ...] = (Decode(),)
-    limit: int | None = None
-    """Train on the first examples only."""
+    limit: int | None = None  # number of training examples; the first ones are used
     sizes: Sizes | None = None
 
     def __post_init__(self) -> None:
@@ -105,15 +97,13 @@ class Arm:
         _check_limit(self.limit, what, "example")
         for config in self.configs():
             if config.schedule.sampled and any(OWN in decode.schedules for decode in self.decodes):
-                raise ConfigError(
-                    f"{what}: trained on the whole dial ({config.schedule}) it has no schedule of its own: name those to decode"
-                )
+                raise ConfigError(f"{what}: trained on {config.schedule}, so with no schedule of its own: name the decoding schedules")
 
     def configs(self) -> Iterator[TrainConfig]:
-        """The whole config of each training run."""
+        """The config of each training run."""
         for schedule in self.schedules:
             for seed in self.seeds:
-                config = configured(self.recipe, schedule=parse_training_schedule(schedule), seed=seed)
+                config = configured(self.recipe, schedule=schedule, seed=seed)
                 assert isinstance(config, TrainConfig)
                 yield config
 
@@ -131,13 +121,11 @@ class Grid:
             raise ConfigError(f"grid {self.name}: give at least one arm")
 
     def only(self, seeds: Collection[int]) -> Grid:
-        """Its runs with these seeds; the others may follow in the same folder."""
-        unknown = set(seeds) - {seed for arm in self.arms for seed in arm.seeds}
-        if unknown or not seeds:
-            known = sorted({seed for arm in self.arms for seed in arm.seeds})
-            raise ConfigError(
-                f"grid {self.name} has the seeds {', '.join(map(str, known))}: got {', '.join(map(str, sorted(seeds))) or 'none'}"
-            )
+        """The runs with these seeds; other seeds can follow in the same folder."""
+        known = {seed for arm in self.arms for seed in arm.seeds}
+        if not seeds or set(seeds) - known:
+            expected, got = (", ".join(map(str, sorted(some))) for some in (known, seeds))
+            raise ConfigError(f"grid {self.name} has the seeds {expected}: got {got or 'none'}")
         arms = [(arm, tuple(seed for seed in arm.seeds if seed in seeds)) for arm in self.arms]
         return dataclasses.replace(self, arms=tuple(dataclasses.replace(arm, seeds=some) for arm, some in arms if some))
 
@@ -149,7 +137,7 @@ class Grid:
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Grid:
-        """The grid that `to_dict` gave, or one whose recipes are names; an unknown, missing or ill-typed field is a ConfigError."""
+        """A grid from `to_dict`, or with names of recipes; an unknown, missing or ill-typed field is a ConfigError."""
         if isinstance(data, Mapping):
             arms = data.get("arms")
             data = {"name": Path(where).stem, "about": "", **data}
@@ -159,14 +147,14 @@ class Grid:
 
 
 def _whole_arm(arm: Any, where: str) -> Any:
-    """An arm as `Grid.to_dict` writes it: with the whole recipe in place of its name, and schedules as texts."""
+    """An arm as in `Grid.to_dict`: with a whole recipe instead of its name, and schedules as texts."""
     if not isinstance(arm, Mapping):
         return arm
     fields = dict(arm)
     if isinstance(name := fields.get("recipe"), str):
         config = recipe(name)
         if not isinstance(config, TrainConfig):
-            raise ConfigError(f"{where}: recipe {name!r} draws its own schedules, and cannot be part of a grid")
+            raise ConfigError(f"{where}: recipe {name!r} draws its own schedules, so it cannot be in a grid")
         fields["recipe"] = config.to_dict()
     if "loop" in fields and isinstance(fields.get("recipe"), Mapping):
         fields["recipe"] = {**fields["recipe"], "loop": {**fields["recipe"].get("loop", {}), **fields.pop("loop")}}
@@ -176,168 +164,108 @@ def _whole_arm(arm: Any, where: str) -> Any:
 
 
 def _with_texts(fields: Any) -> Any:
-    """Schedules as texts; a bare number stands for γ."""
+    """Schedules as texts; a number is γ."""
     if not isinstance(fields, Mapping) or not isinstance(schedules := fields.get("schedules"), list):
         return fields
     return {**fields, "schedules": [str(one) if type(one) in (int, float) else one for one in schedules]}
 
 
-# The paper's own (Sec. 5 and Appendix D).
-
-GAMMAS_OFFLINE = ("0", "0.1", "0.2", "0.3", "0.4", "0.7", "1.0")
 GAMMAS_STREAMING = ("0.2", "0.3", "0.4", "1.0", "1.5")
-WAIT_K_STREAMING = tuple(f"wait-k={k}" for k in (5, 10, 15, 20, 25, 30, 40))
 SEEDS = (0, 1, 2)
-
-_CAPS = "F and N are the caps of the paper's Table 1, so an upper bound; examples as published"
 _PAPER = {
-    "charades-sta": (Sizes(train_examples=12408, source_tokens=55, steps=20, decode_clips=3720, where=_CAPS), "test"),
-    "activitynet": (Sizes(train_examples=37421, source_tokens=135, steps=40, decode_clips=17031, where=_CAPS), "val_2"),
-    "libriheavy": (Sizes(train_examples=6000, source_tokens=100, steps=165, decode_clips=500, where=_CAPS), "test"),
+    "offline": ("0", "0.1", "0.2", "0.3", "0.4", "0.7", "1.0"),
+    "streaming": (*GAMMAS_STREAMING, *(f"wait-k={k}" for k in (5, 10, 15, 20, 25, 30, 40))),
 }
-"""Validated on val_1, ActivityNet is decoded on val_2: other sentences, though of the same videos; its test texts are not published."""
-
-
-def paper_offline() -> Grid:
-    """The paper's fixed-window sweep: γ→0 and six γ, three corpora, three seeds, 63 runs."""
-    arms = tuple(_paper_arm(name, "offline", GAMMAS_OFFLINE, SEEDS) for name in _PAPER)
-    return Grid(name="paper-offline", about=_about(paper_offline), arms=arms)
-
-
-def paper_streaming() -> Grid:
-    """The paper's streaming sweep: five γ and seven k, three corpora, one run each, 36 runs."""
-    arms = tuple(_paper_arm(name, "streaming", (*GAMMAS_STREAMING, *WAIT_K_STREAMING), (0,)) for name in _PAPER)
-    return Grid(name="paper-streaming", about=_about(paper_streaming), arms=arms)
-
-
-def paper() -> Grid:
-    """The whole of the paper: 63 offline runs and 36 streaming ones."""
-    return Grid(name="paper", about=_about(paper), arms=(*paper_offline().arms, *paper_streaming().arms))
-
-
-def _paper_arm(name: str, mode: Mode, schedules: tuple[str, ...], seeds: tuple[int, ...]) -> Arm:
-    sizes, split = _PAPER[name]
-    metrics = ("bleu-lc", "meteor", *(("wer",) if name == "libriheavy" else ()))
-    decode = Decode(mode=mode, split=split, metrics=metrics)
-    return Arm(
-        recipe=_recipe(name if mode == "offline" else f"{name}-inf"), schedules=schedules, seeds=seeds, decodes=(decode,), sizes=sizes
-    )
-
-
-# The paper's questions on corpora that a CPU can train on.
-
-_COUNTED = "counted on the training split with the recipe's tokenizer"
-_MSVD = Sizes(train_examples=48752, source_tokens=28.89, steps=8.88, decode_clips=670, where=_COUNTED)
-_MULTI30K = Sizes(train_examples=29000, source_tokens=14.87, steps=17.16, decode_clips=1000, where=_COUNTED)
-_LIBRISPEECH = Sizes(
-    train_examples=4257, source_tokens=91.26, steps=37.64, decode_clips=741, where=f"{_COUNTED}, 12.5 source tokens a second"
-)
-_LONG30 = Sizes(train_examples=1208, source_tokens=129.14, steps=167.16, decode_clips=185, where=f"{_COUNTED}, 5 source tokens a second")
+"""Training schedules of the paper's sweeps (Sec. 5 and Appendix D)."""
 _Q1 = ("0", "0.3", "0.7", "1.0")
-
-
-def msvd_q1() -> Grid:
-    """Offline dilution on MSVD, source-dense: γ→0 against γ of 0.3, 0.7 and 1, three seeds."""
-    return Grid(name="msvd-q1", about=_about(msvd_q1), arms=(Arm(recipe=_recipe("msvd"), schedules=_Q1, seeds=SEEDS, sizes=_MSVD),))
-
-
-def multi30k_q1() -> Grid:
-    """Offline dilution on Multi30k, as many source tokens as text: γ→0 against γ of 0.3, 0.7 and 1, three seeds."""
-    decode = Decode(split="test_2016_flickr")
-    arm = Arm(recipe=_recipe("multi30k"), schedules=_Q1, seeds=SEEDS, decodes=(decode,), sizes=_MULTI30K)
-    return Grid(name="multi30k-q1", about=_about(multi30k_q1), arms=(arm,))
-
-
-def librispeech_q1() -> Grid:
-    """Offline dilution on LibriSpeech utterances: γ→0 against γ of 0.3, 0.7 and 1, three seeds."""
-    arm = Arm(recipe=_recipe("librispeech"), schedules=_Q1, seeds=SEEDS, decodes=(Decode(metrics=("wer", "bleu-lc")),), sizes=_LIBRISPEECH)
-    return Grid(name="librispeech-q1", about=_about(librispeech_q1), arms=(arm,))
-
-
-def long30_q1() -> Grid:
-    """Offline dilution on LibriSpeech joined to about 30 s, more text than source: γ→0 against γ of 0.3, 0.7, 1 and 1.5."""
-    arm = Arm(recipe=_recipe("librispeech-long30"), schedules=(*_Q1, "1.5"), decodes=(Decode(metrics=("wer", "bleu-lc")),), sizes=_LONG30)
-    return Grid(name="long30-q1", about=_about(long30_q1), arms=(arm,))
-
-
-def frontier_msvd() -> Grid:
-    """Quality against lag on MSVD: a whole-dial model at every γ and k, LocalAgreement, AlignAtt, and a pair trained alone."""
-    return _frontier(frontier_msvd, "msvd", _MSVD, (2, 5, 10, 15, 20), rivals=(4, 8), pair=("1.0", "wait-k=7"))
-
-
-def frontier_librispeech() -> Grid:
-    """Quality against lag on LibriSpeech: a whole-dial model at every γ and k, LocalAgreement, AlignAtt, and a pair trained alone."""
-    pair = ("0.7", "wait-k=20")
-    return _frontier(
-        frontier_librispeech, "librispeech", _LIBRISPEECH, (5, 10, 20, 30, 40), rivals=(12, 25), pair=pair, metrics=("wer", "bleu-lc")
-    )
-
-
-def frontier_multi30k() -> Grid:
-    """Quality against lag on Multi30k: a whole-dial model at every γ and k, LocalAgreement, AlignAtt, and a pair trained alone."""
-    pair = ("0.7", "wait-k=3")
-    return _frontier(frontier_multi30k, "multi30k", _MULTI30K, (1, 3, 5, 7, 9), rivals=(2, 4), pair=pair, split="test_2016_flickr")
-
-
-def head_multi30k() -> Grid:
-    """Head starts on Multi30k: a whole-dial model that draws them, at heads of 2, 3 and 4 beside γ alone and wait-k, three seeds."""
-    settings = ("0.7", "1.0", "wait-k=3", "wait-k=5", "wait-k=7", *heads(("1", "1.3", "1.6"), (2, 3, 4)))
-    decode = Decode(mode="streaming", scale="segment", schedules=settings, split="test_2016_flickr")
-    arm = Arm(recipe=_recipe("multi30k-causal"), schedules=("dial+wait-k+head",), seeds=SEEDS, decodes=(decode,), sizes=_MULTI30K)
-    return Grid(name="head-multi30k", about=_about(head_multi30k), arms=(arm,))
-
-
-def heads(gammas: Collection[str], numbers: Collection[int]) -> tuple[str, ...]:
-    """Every γ with every head start.
-
-    >>> heads(("1", "1.3"), (2,))
-    ('gamma=1,head=2', 'gamma=1.3,head=2')
-    """
-    return tuple(f"gamma={gamma},head={number}" for number in numbers for gamma in gammas)
-
-
-def _frontier(
-    grid: Callable[[], Grid], name: str, sizes: Sizes, offsets: tuple[int, ...], *, rivals: tuple[int, ...], pair: tuple[str, str],
-    split: str = "test", metrics: tuple[str, ...] | None = None,
-) -> Grid:  # fmt: skip
-    """Decoded at each clip's own scale, as the paper's frontiers are, by models whose length head waits for no more than their first step;
-    policies ask after so many source tokens as `rivals` says."""
-    recipe = _recipe(f"{name}-causal")
-    policies = [f"{policy}={count}" for policy in ("local-agreement", "alignatt") for count in rivals]
-    settings = (*GAMMAS_STREAMING, "0.7", *(f"wait-k={k}" for k in offsets), *policies)
-    whole = Decode(mode="streaming", scale="segment", schedules=settings, split=split, metrics=metrics)
-    offline = Decode(schedules=_Q1, split=split, metrics=metrics)
-    own = Decode(mode="streaming", scale="segment", split=split, metrics=metrics)
-    arms = (
-        Arm(recipe=recipe, schedules=("dial+wait-k",), seeds=SEEDS, decodes=(whole, offline), sizes=sizes),
-        Arm(recipe=recipe, schedules=pair, seeds=SEEDS, decodes=(own,), sizes=sizes),
-    )
-    return Grid(name=f"frontier-{name}", about=_about(grid), arms=arms)
-
-
-def _recipe(name: str) -> TrainConfig:
-    config = recipe(name)
-    assert isinstance(config, TrainConfig)
-    return config
-
-
-def _about(function: Callable[[], Grid]) -> str:
-    return (function.__doc__ or "").strip()
-
-
-_GRIDS: dict[str, Callable[[], Grid]] = {
-    "paper": paper,
-    "paper-offline": paper_offline,
-    "paper-streaming": paper_streaming,
-    "msvd-q1": msvd_q1,
-    "multi30k-q1": multi30k_q1,
-    "librispeech-q1": librispeech_q1,
-    "long30-q1": long30_q1,
-    "frontier-msvd": frontier_msvd,
-    "frontier-librispeech": frontier_librispeech,
-    "frontier-multi30k": frontier_multi30k,
-    "head-multi30k": head_multi30k,
+_CAPS = "F and N are the caps of the paper's Table 1, so an upper bound; examples as published"
+_COUNTED = "counted on the training split with the recipe's tokenizer"
+_SIZES = {
+    "charades-sta": Sizes(train_examples=12408, source_tokens=55, steps=20, decode_clips=3720, where=_CAPS),
+    "activitynet": Sizes(train_examples=37421, source_tokens=135, steps=40, decode_clips=17031, where=_CAPS),
+    "libriheavy": Sizes(train_examples=6000, source_tokens=100, steps=165, decode_clips=500, where=_CAPS),
+    "msvd": Sizes(train_examples=48752, source_tokens=28.89, steps=8.88, decode_clips=670, where=_COUNTED),
+    "multi30k": Sizes(train_examples=29000, source_tokens=14.87, steps=17.16, decode_clips=1000, where=_COUNTED),
+    "librispeech": Sizes(
+        train_examples=4257, source_tokens=91.26, steps=37.64, decode_clips=741, where=f"{_COUNTED}, 12.5 source tokens per second"
+    ),
+    "librispeech-long30": Sizes(
+        train_examples=1208, source_tokens=129.14, steps=167.16, decode_clips=185, where=f"{_COUNTED}, 5 source tokens per second"
+    ),
 }
+_SPLITS = {"activitynet": "val_2", "multi30k": "test_2016_flickr"}
+"""Splits to decode, where not `test`. ActivityNet validates on val_1, the same videos with other sentences; its test texts are not
+published."""
+_METRICS = {
+    "charades-sta": ("bleu-lc", "meteor"), "activitynet": ("bleu-lc", "meteor"), "libriheavy": ("bleu-lc", "meteor", "wer"),
+    "librispeech": ("wer", "bleu-lc"), "librispeech-long30": ("wer", "bleu-lc"),
+}  # fmt: skip
+
+
+def _arm(name: str, schedules: tuple[str, ...], *decodes: Decode, form: str = "", seeds: tuple[int, ...] = SEEDS) -> Arm:
+    """A recipe, in one of its forms, decoded on its test split and scored by the metrics of its corpus."""
+    config = recipe(name + form)
+    assert isinstance(config, TrainConfig)
+    split, metrics = _SPLITS.get(name, "test"), _METRICS.get(name)
+    whole = tuple(dataclasses.replace(decode, split=split, metrics=metrics) for decode in decodes or (Decode(),))
+    return Arm(recipe=config, schedules=schedules, seeds=seeds, decodes=whole, sizes=_SIZES[name])
+
+
+def _paper_arms(mode: Mode) -> list[Arm]:
+    form, seeds = ("", SEEDS) if mode == "offline" else ("-inf", (0,))
+    return [_arm(name, _PAPER[mode], Decode(mode=mode), form=form, seeds=seeds) for name in ("charades-sta", "activitynet", "libriheavy")]
+
+
+def _frontier(name: str, offsets: tuple[int, ...], chunks: tuple[int, ...], pair: tuple[str, str]) -> list[Arm]:
+    """Decoded at each clip's own scale, as the paper's frontiers, by models whose length head reads no more than their first step.
+
+    `offsets` are the k of wait-k, `chunks` the source tokens between two decisions of a policy, `pair` two schedules trained alone.
+    """
+    policies = [f"{policy}={chunk}" for policy in ("local-agreement", "alignatt") for chunk in chunks]
+    own = Decode(mode="streaming", scale="segment")
+    whole = dataclasses.replace(own, schedules=(*GAMMAS_STREAMING, "0.7", *(f"wait-k={k}" for k in offsets), *policies))
+    return [
+        _arm(name, ("dial+wait-k",), whole, Decode(schedules=_Q1), form="-causal"),
+        _arm(name, pair, own, form="-causal"),
+    ]
+
+
+_HEADS = ("0.7", "1.0", "wait-k=3", "wait-k=5", "wait-k=7", *(f"gamma={γ},head={h}" for h in (2, 3, 4) for γ in (1, 1.3, 1.6)))
+_DILUTION = "three seeds, γ→0 against γ of 0.3, 0.7 and 1"
+_FRONTIER = "a whole-dial model at every γ and k, LocalAgreement, AlignAtt, and a pair trained alone"
+_GRIDS: dict[str, tuple[str, Callable[[], list[Arm]]]] = {
+    "paper": ("The whole paper: 63 offline runs and 36 streaming runs.", lambda: _paper_arms("offline") + _paper_arms("streaming")),
+    "paper-offline": (
+        "The paper's fixed-window sweep: γ→0 and six γ, three corpora, three seeds, 63 runs.", lambda: _paper_arms("offline"),
+    ),
+    "paper-streaming": (
+        "The paper's streaming sweep: five γ and seven k, three corpora, one seed, 36 runs.", lambda: _paper_arms("streaming"),
+    ),
+    "msvd-q1": (f"Offline dilution on MSVD, source-dense: {_DILUTION}.", lambda: [_arm("msvd", _Q1)]),
+    "multi30k-q1": (
+        f"Offline dilution on Multi30k, as many source tokens as text: {_DILUTION}.", lambda: [_arm("multi30k", _Q1)],
+    ),
+    "librispeech-q1": (f"Offline dilution on LibriSpeech utterances: {_DILUTION}.", lambda: [_arm("librispeech", _Q1)]),
+    "long30-q1": (
+        "Offline dilution on LibriSpeech joined to about 30 s, text-dense: one seed, γ→0 against γ of 0.3, 0.7, 1 and 1.5.",
+        lambda: [_arm("librispeech-long30", (*_Q1, "1.5"), seeds=(0,))],
+    ),
+    "frontier-msvd": (
+        f"Quality against lag on MSVD: {_FRONTIER}.", lambda: _frontier("msvd", (2, 5, 10, 15, 20), (4, 8), ("1.0", "wait-k=7")),
+    ),
+    "frontier-librispeech": (
+        f"Quality against lag on LibriSpeech: {_FRONTIER}.",
+        lambda: _frontier("librispeech", (5, 10, 20, 30, 40), (12, 25), ("0.7", "wait-k=20")),
+    ),
+    "frontier-multi30k": (
+        f"Quality against lag on Multi30k: {_FRONTIER}.", lambda: _frontier("multi30k", (1, 3, 5, 7, 9), (2, 4), ("0.7", "wait-k=3")),
+    ),
+    "head-multi30k": (
+        "Head starts on Multi30k: a whole-dial model that draws them, at heads of 2, 3 and 4 beside γ alone and wait-k, three seeds.",
+        lambda: [_arm("multi30k", ("dial+wait-k+head",), Decode(mode="streaming", scale="segment", schedules=_HEADS), form="-causal")],
+    ),
+}  # fmt: skip
+"""What each grid is about, and its arms."""
 
 
 def grids() -> Iterator[str]:
@@ -347,14 +275,9 @@ def grids() -> Iterator[str]:
 
 def grid(name: str) -> Grid:
     """A grid: by name, or in a JSON file."""
-    if not name.endswith(".json"):
-        if name not in _GRIDS:
-            raise ConfigError(f"no grid {name!r}; expected one of {', '.join(_GRIDS)}, or a .json file")
-        return _GRIDS[name]()
-    try:
-        data = json.loads(Path(name).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{name}: not JSON ({error}); expected a grid: an object with arms") from None
-    return Grid.from_dict(data, name)
+    if name.endswith(".json"):
+        return Grid.from_dict(read_json(Path(name), "a grid: an object with arms"), name)
+    if name not in _GRIDS:
+        raise ConfigError(f"no grid {name!r}; expected one of {', '.join(_GRIDS)}, or a .json file")
+    about, arms = _GRIDS[name]
+    return Grid(name=name, about=about, arms=tuple(arms()))

@@ -1,4 +1,4 @@
-"""The table of results: one SQLite file, a row for each run, decoding schedule and metric, and a record of every cell."""
+"""The table of results: one SQLite file with a row per run, decoding schedule and metric, and a record per cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -20,23 +20,19 @@ from zendaya.errors import MissingExtraError, ZendayaError
 from zendaya.files import write_atomically
 
 RESULTS = "results.sqlite"
-APPLICATION = 0x5A454E44
-"""SQLite's mark of whose file it is: ZEND."""
+APPLICATION = 0x5A454E44  # SQLite's application id of these files: ZEND
 VERSION = 1
-WAIT_S = 60.0
-"""How long a writer waits for another."""
+WAIT_S = 60.0  # longest wait for another writer
 
 Status = Literal["done", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number: a checkpoint decoded one way, by one metric."""
+    """One number: a checkpoint, a decoding schedule and a metric."""
 
-    cell: str
-    """Digest of the decode: its config, its run and its data."""
-    run: str
-    """Digest of the training run: its whole config and its data."""
+    cell: str  # digest of the decode: config, run and data
+    run: str  # digest of the training run: config and data
     grid: str
     recipe: str
     corpus: str
@@ -49,26 +45,20 @@ class Row:
     seed: int
     metric: str
     value: float
-    n: int
-    """Clips it is over."""
-    lag: float
-    """AL of the decode, in source tokens."""
-    signature: str
-    """JSON: the metric's, the evaluation's and the training's."""
+    n: int  # number of clips
+    lag: float  # AL of the decode, in source tokens
+    signature: str  # JSON: signatures of metric, evaluation and training
     data_digest: str
     checkpoint_digest: str
     traces_digest: str
-    traces: str
-    """Where the traces lie, from the folder of the table."""
-    seconds: float
-    """The decode took."""
+    traces: str  # path of the traces, relative to the folder of the table
+    seconds: float  # duration of the decode
     created: str
-    """UTC."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What became of a cell."""
+    """The outcome of a cell."""
 
     cell: str
     kind: str
@@ -76,13 +66,10 @@ class Record:
     status: Status
     error: str
     recipe: str
-    steps: int | None
-    """Optimiser steps of a training run."""
-    tokens: int | None
-    """Source tokens and text rows a training run has read."""
+    steps: int | None  # optimiser steps of a training run
+    tokens: int | None  # source tokens and text rows of a training run
     seconds: float
     config: str
-    """JSON."""
     created: str
 
 
@@ -95,7 +82,7 @@ def _create(name: str, record: type, key: str) -> str:
 
 
 def now() -> str:
-    """The moment, in UTC, to the second."""
+    """The current time in UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -107,7 +94,7 @@ def _set_up(database: sqlite3.Connection) -> None:
 
 
 class Table:
-    """The results of a folder; several processes may read and write it at a time, each write whole or not at all."""
+    """The results of a folder; several processes may read and write at a time, and each write is atomic."""
 
     def __init__(self, folder: str | Path, *, create: bool = False) -> None:
         self.folder = Path(folder).expanduser()
@@ -127,29 +114,25 @@ class Table:
                 for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
             )
             if create and tables == 0 and version == 0 and application in (0, APPLICATION):
-                database.execute("BEGIN IMMEDIATE")
-                if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:  # no other process was first
-                    _set_up(database)
-                database.execute("COMMIT")
+                with database:
+                    database.execute("BEGIN IMMEDIATE")
+                    if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:  # no other process was first
+                        _set_up(database)
                 application, version = APPLICATION, VERSION
             if not tables and not application:
                 raise ZendayaError(f"{self.path}: an empty file: expected the results of zendaya sweep; remove it, and run the sweep")
             if application != APPLICATION:
-                raise ZendayaError(
-                    f"{self.path}: a database of another program: expected the results of zendaya sweep; give another folder"
-                )
+                raise ZendayaError(f"{self.path}: a database of another program: expected results of zendaya sweep; give another folder")
             if version != VERSION:
-                raise ZendayaError(
-                    f"{self.path}: results of version {version}: this zendaya reads version {VERSION}; use the one that wrote it"
-                )
+                raise ZendayaError(f"{self.path}: results of version {version}: expected version {VERSION}; use the zendaya that wrote it")
 
     def _make(self) -> None:
-        """An empty table, there as a whole at once: whoever looks while it is made sees none."""
+        """Create an empty table atomically: other processes see no table, or a whole one."""
         made = self.folder / f".{RESULTS}.{uuid.uuid4().hex}"
         try:
             with contextlib.closing(sqlite3.connect(made, isolation_level=None)) as database:
                 _set_up(database)
-            with contextlib.suppress(OSError):  # another writer was first, or there are no links here: it is then made in place
+            with contextlib.suppress(OSError):  # another process was first, or there are no hard links here: created in place
                 os.link(made, self.path)
         except (sqlite3.DatabaseError, OSError) as error:
             raise ZendayaError(f"{self.path}: not a table of results, damaged, or not writable ({error}); give another folder") from None
@@ -169,86 +152,73 @@ class Table:
                 database.close()
 
     def write(self, record: Record, rows: Iterable[Row] = ()) -> None:
-        """Note what became of a cell, with its results: all of it or nothing; what was known of the cell before is replaced."""
-        with self._open() as database:
+        """Replace the record and the results of a cell in one transaction."""
+        with self._open() as database, database:
             database.execute("BEGIN IMMEDIATE")
-            try:
-                database.execute("DELETE FROM results WHERE cell = ?", (record.cell,))
-                _insert(database, "cells", record)
-                for row in rows:
-                    _insert(database, "results", row)
-                database.execute("COMMIT")
-            except BaseException:
-                database.execute("ROLLBACK")
-                raise
+            database.execute("DELETE FROM results WHERE cell = ?", (record.cell,))
+            inserts: list[tuple[str, Record | Row]] = [("cells", record), *(("results", row) for row in rows)]
+            for name, each in inserts:
+                values = asdict(each)
+                columns, marks = ", ".join(f'"{column}"' for column in values), ", ".join("?" * len(values))
+                database.execute(f"INSERT OR REPLACE INTO {name} ({columns}) VALUES ({marks})", tuple(values.values()))
 
     def records(self) -> dict[str, Record]:
-        """What became of each cell, by its digest."""
+        """The record of each cell, by its digest."""
         return {record.cell: record for record in self._read("cells", Record, "created, cell")}
 
     def rows(self) -> list[Row]:
-        """Every result, in an order that does not depend on who was done first."""
+        """Every result, in an order that does not depend on the order of writing."""
         return self._read("results", Row, "recipe, mode, train_schedule, seed, decode_schedule, cell, metric")
 
     def _read(self, name: str, kind: type, order: str) -> list[Any]:
         with self._open() as database:
-            columns = ", ".join(f'"{field.name}"' for field in fields(kind))
-            found = database.execute(f"SELECT {columns} FROM {name} ORDER BY {order}").fetchall()
-        names = [field.name for field in fields(kind)]
-        return [kind(**dict(zip(names, values, strict=True))) for values in found]
+            database.row_factory = sqlite3.Row
+            return [kind(**row) for row in database.execute(f"SELECT * FROM {name} ORDER BY {order}")]
 
     def export(self, path: str | Path, *, force: bool = False) -> int:
-        """Write the results to a .csv or .parquet file; the number of rows."""
+        """Write the results to a .csv or .parquet file, and give the number of rows."""
         file = check_export(path, force=force)
         rows = self.rows()
-        names = [field.name for field in fields(Row)]
         try:
-            write_atomically(file, _csv(names, rows) if file.suffix == ".csv" else _parquet(names, rows))
+            write_atomically(file, _csv(rows) if file.suffix == ".csv" else _parquet(rows))
         except OSError as error:
             raise ZendayaError(f"{file}: cannot be written: {error.strerror or error}") from None
         return len(rows)
 
 
 def check_export(path: str | Path, *, force: bool = False) -> Path:
-    """Where results can be exported to; what stands in the way is said before a sweep has run for hours."""
+    """The file to export to; a file that cannot be written is an error before a sweep has run for hours."""
     file = Path(path).expanduser()
     if file.suffix not in (".csv", ".parquet"):
         raise ZendayaError(f"{file}: results are exported as .csv or .parquet: got {file.suffix or 'no suffix'!r}")
     if file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise MissingExtraError("pyarrow", None, "a Parquet file")
     if not file.parent.is_dir():
-        raise ZendayaError(f"{file}: cannot be written: there is no folder {file.parent}")
+        raise ZendayaError(f"{file}: cannot be written: no such folder: {file.parent}")
     if file.exists() and not force:
-        raise ZendayaError(f"{file}: is there already; give --force to replace it, or another name")
+        raise ZendayaError(f"{file}: exists already; give --force to replace it, or another name")
     return file
 
 
-def _insert(database: sqlite3.Connection, name: str, record: object) -> None:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}  # type: ignore[arg-type]
-    columns = ", ".join(f'"{column}"' for column in values)
-    database.execute(f"INSERT OR REPLACE INTO {name} ({columns}) VALUES ({', '.join('?' * len(values))})", tuple(values.values()))
-
-
-def _csv(names: list[str], rows: list[Row]) -> bytes:
+def _csv(rows: list[Row]) -> bytes:
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(names)
-    writer.writerows([getattr(row, name) for name in names] for row in rows)
+    writer = csv.DictWriter(text, [field.name for field in fields(Row)])
+    writer.writeheader()
+    writer.writerows(map(asdict, rows))
     return text.getvalue().encode()
 
 
-def _parquet(names: list[str], rows: list[Row]) -> bytes:
+def _parquet(rows: list[Row]) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
     data = io.BytesIO()
     kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string()}
     schema = pyarrow.schema([(field.name, kinds[str(field.type)]) for field in fields(Row)])
-    columns = {name: [getattr(row, name) for row in rows] for name in names}
-    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), data)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([asdict(row) for row in rows], schema=schema), data)
     return data.getvalue()
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """JSON as it is kept in the table: in one line, its keys in order."""
+    """JSON for the table: one line, with sorted keys."""
     return json.dumps(record, sort_keys=True, ensure_ascii=False)

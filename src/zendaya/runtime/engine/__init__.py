@@ -62,7 +62,7 @@ class Engine(Protocol):
     def read_many(self, caches: Sequence[Any], tokens: Sequence[Tensor]) -> None:
         """Each stream reads the source tokens (T, E) that have arrived for it."""
 
-    def rows(self, caches: Sequence[Any], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps | None = None) -> Tensor:
+    def rows(self, caches: Sequence[Any], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps = ()) -> Tensor:
         """Rows of many streams, each reading its own horizon: the logits (S, V) of the last row of each; a tap gets its attention."""
 
 

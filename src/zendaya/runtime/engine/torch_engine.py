@@ -36,7 +36,7 @@ class TorchEngine:
     def step(self, cache: Cache, ids_B: Tensor, horizons: int | Sequence[int], *, tap: AttentionTap | None = None) -> Tensor:
         return self.decoder.step(cache, ids_B, horizons, tap=tap)
 
-    def rows(self, caches: Sequence[Cache], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps | None = None) -> Tensor:
+    def rows(self, caches: Sequence[Cache], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps = ()) -> Tensor:
         device = self.decoder.tokens.weight.device
         return torch.cat([
             self.decoder.prefill(cache, torch.tensor([list(each)], device=device), horizon, tap=tap)

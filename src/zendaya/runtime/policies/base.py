@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from zendaya.errors import ConfigError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from zendaya.nn.model import Model
 
 Heads = tuple[tuple[int, int], ...]
@@ -67,7 +69,6 @@ class Policy(ABC):
     exposure_limit: ClassVar[None] = None
     gamma_or_none: ClassVar[None] = None
     k_or_none: ClassVar[None] = None
-    head_or_none: ClassVar[None] = None
     form: ClassVar[str]
     """The printed form, for error messages: `name=VALUE[,option=VALUE]`."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Self
+from typing import TYPE_CHECKING
 
 from zendaya.errors import ConfigError
 from zendaya.runtime.policies.base import AttentionPolicy, Floats, check_count, parse_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

@@ -24,20 +24,16 @@ from typing import Any
 
 from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.parallel import ray_cluster
-from zendaya.serve.config import ServeConfig
+from zendaya.serve.config import ServeConfig, bind, in_url
 
 LOG = logging.getLogger("zendaya.serve")
 DEPLOYMENT = "replica"
-SEAT_S = 1.0
-"""Seconds to wait for a seat if all are taken: one may just become free."""
-LOOK_S = 1.0
-"""Seconds between two looks at the number of running replicas."""
-BUSY = 0.7
-"""Share of a replica's seats that autoscaling aims at, which leaves room while another replica starts."""
+SEAT_S = 1.0  # seconds to wait for a seat if all are taken: one may just become free
+LOOK_S = 1.0  # seconds between two looks at the number of running replicas
+BUSY = 0.7  # share of a replica's seats that autoscaling aims at, which leaves room while another replica starts
 CONNECT_S = 5.0
 LOCAL = "local"
-STORE = 100 * 2**20
-"""Bytes of a local Ray's object store, which sessions do not use."""
+STORE = 100 * 2**20  # bytes of a local Ray's object store, which sessions do not use
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,7 @@ class Replicas:
     def parse(cls, text: str) -> Replicas:
         """A number, or MIN:MAX."""
         found = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text, re.ASCII)
-        least = int(found[1]) if found else 0
-        most = int(found[2] or found[1]) if found else 0
+        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= least <= most:
             raise ConfigError(f"--replicas: expected a number, or MIN:MAX to follow the load: got {text!r}")
         return cls(least, most)
@@ -71,19 +66,16 @@ class Replica:
         from ray import serve
 
         from zendaya.runtime.engine import engine_for, is_native
-        from zendaya.serve.app import make_app
+        from zendaya.serve.app import Listener, make_app
         from zendaya.serve.gateway.front import drain_route
         from zendaya.serve.intake import load_served
-        from zendaya.serve.listening import bind, in_url
-        from zendaya.serve.logs import log_to
-        from zendaya.serve.run import Listener
+        from zendaya.serve.monitoring import log_to
 
         log_to()
         torch.set_num_threads(1)
         served = load_served(model, encoder)
         host = ray.util.get_node_ip_address() if host is None else host
         app = make_app(config, served, engine=engine_for(served.model, threads=1) if is_native(served.model) else None)
-
         app.router.routes.append(drain_route())
         self._listener = listener = Listener(app, dataclasses.replace(config, host=host))
         listening = bind(host, 0)
@@ -100,7 +92,6 @@ class Replica:
         await asyncio.Event().wait()
 
     async def where(self) -> tuple[str, str]:
-        """The replica's name and address."""
         return self.name, self.address
 
     async def check_health(self) -> None:
@@ -166,14 +157,6 @@ def import_ray(address: str) -> None:
         raise MissingExtraError(error.name or "ray", "distributed", "a server on a Ray cluster") from None
 
 
-@contextlib.contextmanager
-def connected(address: str, num_cpus: int) -> Iterator[None]:
-    """Connect to Ray at an address, or start it here (`local`) and stop it afterwards."""
-    import_ray(address)
-    with ray_cluster(address, purpose="a server on a Ray cluster", num_cpus=num_cpus, object_store_memory=STORE):
-        yield
-
-
 def name_of(port: int) -> str:
     """The name of a server in its cluster: its machine and port."""
     return "zendaya-" + re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname()) + f"-{port}"
@@ -189,7 +172,9 @@ def deployed(
     """
     replicas = replicas or Replicas()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with connected(address, max(replicas.most, cores)):
+    import_ray(address)
+    num_cpus = max(replicas.most, cores)
+    with ray_cluster(address, purpose="a server on a Ray cluster", num_cpus=num_cpus, object_store_memory=STORE):
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -226,10 +211,10 @@ def deployed(
 
 async def run_front(config: ServeConfig, pool: RayPool, key: str, http: socket.socket, model: str, *, say: Callable[[str], None]) -> None:
     """Serve until a signal, and until all text is delivered; `say` prints the address."""
+    from zendaya.serve.app import listen
     from zendaya.serve.gateway.front import make_front
-    from zendaya.serve.run import listen
+    from zendaya.serve.transports.base import cancel
 
     watching = asyncio.create_task(pool.watch())
     await listen(make_front(config, pool, key), config, http, {"model": model}, say=say)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+    await cancel(watching)

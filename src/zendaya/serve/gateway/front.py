@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol, cast
 from urllib.parse import urlencode
 
 import aiohttp
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -29,24 +30,19 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.typing import Subprotocol
 from yarl import URL
 
-from zendaya.serve.app import PAGES
+from zendaya.serve.app import PAGES, guarded_app
 from zendaya.serve.auth import HEADERS
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.connection import LEFT, PROTOCOLS, WebSocketConnection
-from zendaya.serve.health import guarded_app
-from zendaya.serve.metrics import Gauges
-from zendaya.serve.responses import unavailable
-from zendaya.serve.server import FINALS_S, NoSeatError
-from zendaya.serve.transports.base import open_transports
+from zendaya.serve.monitoring import LOG, Gauges
+from zendaya.serve.server import Host, unavailable
+from zendaya.serve.transports.base import cancel, open_transports, while_connected
 from zendaya.serve.transports.websocket import PATH
 
-LOG = logging.getLogger("zendaya.serve")
-REACH_S = 5.0
-"""Seconds for connecting to a replica."""
+REACH_S = 5.0  # seconds for connecting to a replica
 LOST = 1011
 """Close code of a connection whose replica has died; the client reconnects and learns that its session is unknown."""
-GOING_ON = (1006, 1009, LOST)
-"""Close codes of a replica after which it keeps the session."""
+GOING_ON = (1006, 1009, LOST)  # close codes of a replica after which it keeps the session
 OWN = frozenset({*HEADERS, "set-cookie", "transfer-encoding", "connection", "keep-alive", "date", "server"})
 """Headers of a replica's answer that the gateway sets itself."""
 PRIVATE = frozenset(
@@ -60,11 +56,9 @@ class Lease:
     """A seat on a replica."""
 
     replica: str
-    address: str
-    """As 127.0.0.1:41000."""
+    address: str  # as 127.0.0.1:41000
     release: Callable[[], None]
-    connection: WebSocketConnection | None = None
-    """The connection that uses it now."""
+    connection: WebSocketConnection | None = None  # the connection that uses it now
     expiry: asyncio.TimerHandle | None = None
 
 
@@ -82,37 +76,25 @@ class Pool(Protocol):
         """Number of running replicas."""
 
 
-@dataclass(eq=False, repr=False)
-class Front:
-    """A running gateway, in the place of `Server` for the listener and the health routes."""
+class Front(Host):
+    """A running gateway, in the place of `Server` for the listener and the health routes; `key` is that of the replicas."""
 
-    config: ServeConfig
-    pool: Pool
-    key: str
-    """The key of the replicas."""
-    gauges: Gauges
-    http: aiohttp.ClientSession
-    leases: set[Lease] = field(default_factory=set)
-    places: dict[str, Lease] = field(default_factory=dict)
-    """The seat of each session."""
-    replicas: dict[str, str] = field(default_factory=dict)
-    """Addresses of the replicas known so far."""
-    evaluation: tuple[str, str] | None = None
-    """The replica that answers all pinned requests."""
-    draining: bool = False
+    def __init__(self, config: ServeConfig, pool: Pool, key: str, gauges: Gauges, http: aiohttp.ClientSession) -> None:
+        super().__init__(config, gauges)
+        self.pool, self.http = pool, http
+        self.headers = {"Authorization": f"Bearer {key}"}
+        self.seats: set[Lease] = set()
+        self.places = dict[str, Lease]()  # the seat of each session
+        self.replicas = dict[str, str]()  # addresses of the replicas known so far
+        self.evaluation: tuple[str, str] | None = None  # the replica that answers all pinned requests
 
     @property
-    def full(self) -> bool:
-        return self.draining or len(self.leases) >= self.pool.running * self.config.max_sessions
+    def num_seats(self) -> int:
+        return self.pool.running * self.config.max_sessions
 
     @property
     def failure(self) -> str:
-        """Why nothing can be served; empty while all is well."""
         return "" if self.pool.running else "no replica runs"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"}
 
     # Seats.
 
@@ -120,28 +102,25 @@ class Front:
         """A seat; NoSeatError if there is none."""
         lease = None if self.draining else await self.pool.lease()
         if lease is None:
-            code = "draining" if self.draining else "full"
-            self.gauges.rejections.labels(code).inc()
-            raise NoSeatError("the server is shutting down" if self.draining else "all seats are taken", code)
+            raise self.no_seat("all seats are taken")
         self.replicas[lease.replica] = lease.address
-        self.leases.add(lease)
+        self.seats.add(lease)
         return lease
 
     def free(self, lease: Lease) -> None:
         """Free a seat and forget its session."""
-        if lease in self.leases:
-            self.leases.discard(lease)
+        if lease in self.seats:
+            self.seats.discard(lease)
             lease.release()
         if lease.expiry is not None:
             lease.expiry.cancel()
-        for name in [name for name, place in self.places.items() if place is lease]:
-            del self.places[name]
+        self.places = {name: place for name, place in self.places.items() if place is not lease}
 
     def lose(self, replica: str) -> None:
         """Forget a dead replica and its sessions."""
         if self.replicas.pop(replica, None) is not None:
             LOG.warning("replica lost", extra={"event": "replica_lost", "replica": replica})
-        for lease in [lease for lease in self.leases if lease.replica == replica and lease.connection is None]:
+        for lease in [lease for lease in self.seats if lease.replica == replica and lease.connection is None]:
             self.free(lease)
 
     # Sockets.
@@ -170,7 +149,11 @@ class Front:
                 replica.transport.abort()
         finally:
             if connection is not None and lease.connection is connection:
-                self._part(lease, connection, code, streams=streams)
+                lease.connection = None
+                if not streams or connection.code in LEFT or code not in GOING_ON or lease.replica not in self.replicas:
+                    self.free(lease)
+                else:  # for as long as the replica keeps the session for a reconnect
+                    lease.expiry = asyncio.get_running_loop().call_later(self.config.orphan_s, self.free, lease)
             elif known is None and lease.connection is None and lease.expiry is None:
                 self.free(lease)  # no session was opened
 
@@ -201,8 +184,12 @@ class Front:
             first = streams
             async for message in replica:
                 assert isinstance(message, str)
-                if first:
-                    self._learn(message, lease, connection)
+                if first and (opened := json.loads(message))["type"] == "opened":  # it names the session of this connection
+                    self.places[opened["session"]] = lease
+                    lease.connection = connection
+                    if lease.expiry is not None:
+                        lease.expiry.cancel()
+                        lease.expiry = None
                 first = False
                 await connection.send(message)
 
@@ -220,37 +207,15 @@ class Front:
             if not downwards.done():
                 await asyncio.wait((downwards,), timeout=REACH_S)  # the replica's last messages
         finally:
-            for task in (downwards, upwards):
-                task.cancel()
-            results = await asyncio.gather(downwards, upwards, return_exceptions=True)
+            results = await cancel(downwards, upwards)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, ConnectionClosed):
                 raise result
-        code = replica.close_code or 1006
+        code, reason = replica.close_code or 1006, replica.close_reason or ""
         if code in (1005, 1006):
-            code = LOST
-            await connection.close(LOST, "the replica has died")
-        else:
-            await connection.close(code, replica.close_reason or "")
+            code, reason = LOST, "the replica has died"
+        await connection.close(code, reason)
         return code
-
-    def _learn(self, message: str, lease: Lease, connection: WebSocketConnection) -> None:
-        """Read a replica's first message: which session this connection belongs to."""
-        opened = json.loads(message)
-        if opened["type"] == "opened":
-            self.places[opened["session"]] = lease
-            lease.connection = connection
-            if lease.expiry is not None:
-                lease.expiry.cancel()
-                lease.expiry = None
-
-    def _part(self, lease: Lease, connection: WebSocketConnection, code: int, *, streams: bool) -> None:
-        """After a connection: hold the seat for as long as the replica keeps the session for a reconnect."""
-        lease.connection = None
-        if not streams or connection.code in LEFT or code not in GOING_ON or lease.replica not in self.replicas:
-            self.free(lease)
-        else:
-            lease.expiry = asyncio.get_running_loop().call_later(self.config.orphan_s, self.free, lease)
 
     # Requests.
 
@@ -287,7 +252,7 @@ class Front:
             await unavailable("lost", "no replica runs")(scope, receive, send)
             return
         name, address = replica
-        read = asyncio.Event()
+        read, started = asyncio.Event(), False
 
         async def body() -> AsyncIterator[bytes]:
             while True:
@@ -299,13 +264,6 @@ class Front:
                 if not message.get("more_body", False):
                     break
             read.set()
-
-        async def gone() -> None:
-            await read.wait()
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        started = False
 
         async def ask() -> None:
             nonlocal started
@@ -327,19 +285,15 @@ class Front:
                     await asyncio.wait_for(send({"type": "http.response.body", "body": piece, "more_body": True}), self.config.slow_s)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        asking, going = asyncio.create_task(ask()), asyncio.create_task(gone())
         try:
-            await asyncio.wait((asking, going), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (asking, going):
-                task.cancel()
-            problem, _ = await asyncio.gather(asking, going, return_exceptions=True)
-        if isinstance(problem, aiohttp.ClientConnectorError):
-            self.lose(name)
-        if isinstance(problem, aiohttp.ClientError | OSError | asyncio.TimeoutError) and not started:
-            await unavailable("lost", "the replica has died")(scope, receive, send)
-        elif isinstance(problem, Exception) and not isinstance(problem, aiohttp.ClientError | OSError | asyncio.TimeoutError):
-            raise problem
+            await while_connected(ask(), receive, read)
+        except HTTPException:
+            pass  # the client disconnected
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            if isinstance(error, aiohttp.ClientConnectorError):
+                self.lose(name)
+            if not started:
+                await unavailable("lost", "the replica has died")(scope, receive, send)
 
     # Metrics and draining.
 
@@ -358,25 +312,15 @@ class Front:
         parts = await asyncio.gather(*(of(*replica) for replica in list(self.replicas.items())))
         return merge_metrics([("front", self.gauges.text().decode()), *parts])
 
-    async def drain(self, within_s: float) -> None:
-        """Accept no new session, let streams run for a time, then end them; returns once all text is delivered."""
-        self.draining = True
-        LOG.info("draining", extra={"event": "drain", "sessions": len(self.leases), "within_s": within_s})
-        await self._until(lambda: not self.leases, within_s)
-        for lease in [lease for lease in self.leases if lease.connection is None and lease.expiry is not None]:
+    async def end_sources(self) -> None:
+        for lease in [lease for lease in self.seats if lease.connection is None and lease.expiry is not None]:
             self.free(lease)
         await asyncio.gather(*(self._end(address) for address in self.replicas.values()))
-        await self._until(lambda: not self.leases, FINALS_S)
 
     async def _end(self, address: str) -> None:
         with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
             async with self.http.post(f"http://{address}/drain", headers=self.headers):
                 pass
-
-    async def _until(self, condition: Callable[[], bool], within_s: float) -> None:
-        end_s = asyncio.get_running_loop().time() + within_s
-        while not condition() and asyncio.get_running_loop().time() < end_s:
-            await asyncio.sleep(0.02)
 
 
 def merge_metrics(parts: Iterable[tuple[str, str]]) -> bytes:
@@ -395,19 +339,7 @@ def merge_metrics(parts: Iterable[tuple[str, str]]) -> bytes:
             family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
             for sample in found.samples:
                 family.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    registry = CollectorRegistry()
-    registry.register(_Collected(list(families.values())))
-    return generate_latest(registry)
-
-
-class _Collected:
-    """A Prometheus collector of metrics that exist already."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+    return generate_latest(cast("Any", SimpleNamespace(collect=families.values)))
 
 
 def drain_route() -> Route:
@@ -434,7 +366,7 @@ def make_front(config: ServeConfig, pool: Pool, key: str) -> Starlette:
                 app.router.routes.extend(_forwarded(route, front, how) for route in transport.routes(cast("Any", front)))
             app.router.routes.extend(_forwarded(route, front, front.stateless) for route in PAGES)
             yield
-            for lease in list(front.leases):
+            for lease in list(front.seats):
                 front.free(lease)
 
     app = guarded_app(config, gauges, [], lifespan)
@@ -450,11 +382,11 @@ def _forwarded(route: BaseRoute, front: Front, how: ASGIApp) -> BaseRoute:
     return Route(route.path, _Forward(how), methods=list(route.methods or ()))
 
 
+@dataclass
 class _Forward:
     """A forwarded route: an object, since Starlette takes a function for a handler of requests and not for an ASGI application."""
 
-    def __init__(self, how: ASGIApp) -> None:
-        self._how = how
+    how: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._how(scope, receive, send)
+        await self.how(scope, receive, send)

@@ -18,7 +18,8 @@ def read_page(served: Served) -> dict[str, tuple[bytes, str]]:
     """The page's files and media types by name, read once: requests are looked up here, never on the disk."""
     folder = importlib.resources.files(__name__)
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    if not _is_of(json.loads(files[MEASURED])["adapter"], served):
+    digest = json.loads(files[MEASURED])["adapter"][:8]  # the encoder's name carries it
+    if served.encoder is None or f"@{digest}" not in served.encoder.traits.name:
         del files[MEASURED]  # measured for another model
     sample = find_sample()
     if sample is not None:
@@ -34,8 +35,3 @@ def find_sample() -> Path | None:
         if path.is_file():
             return path
     return None
-
-
-def _is_of(digest: str, served: Served) -> bool:
-    """Whether the served model is the adapter of this digest, which its encoder's name carries."""
-    return served.encoder is not None and f"@{digest[:8]}" in served.encoder.traits.name

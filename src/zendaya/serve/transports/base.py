@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
+from starlette.types import Receive
 
 from zendaya.plugins import available, load
 from zendaya.serve.config import ServeConfig
@@ -28,6 +29,7 @@ class Transport:
 
     pinned: ClassVar[bool] = False
     """Whether its HTTP requests share state, so that a gateway must send all of them to one replica."""
+    server: Server  # for subclasses that keep the server of `routes` or `start`
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
@@ -62,3 +64,29 @@ async def within(seconds: float, request: Coroutine[Any, Any, Result]) -> Result
         return await asyncio.wait_for(request, seconds)
     except asyncio.TimeoutError:
         raise HTTPException(408, f"the request did not arrive within {seconds:g} s: send it faster, or less of it") from None
+
+
+async def while_connected(work: Coroutine[Any, Any, Result], receive: Receive, read: asyncio.Event | None = None) -> Result:
+    """Await work for a client; cancelled with 499 if the client disconnects. `read` is set once its request has been read."""
+
+    async def disconnected() -> None:
+        if read is not None:
+            await read.wait()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise HTTPException(499, "the client disconnected")
+        return doing.result()
+    finally:
+        await cancel(doing, gone)
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> list[Any]:
+    """Cancel tasks and wait until they have ended; their results or exceptions."""
+    for task in tasks:
+        task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)

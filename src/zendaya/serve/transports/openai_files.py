@@ -5,60 +5,51 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from zendaya.errors import SourceError
 from zendaya.records import Event
-from zendaya.runtime.options import DecodeOptions
 from zendaya.runtime.subtitles import Cue, Cues, to_srt, to_vtt
 from zendaya.serve import fields
-from zendaya.serve.feed import Feed, Prose, StreamFailedError
-from zendaya.serve.fields import FieldError
+from zendaya.serve.fields import DELAYS, FieldError
 from zendaya.serve.intake import AudioIntake
-from zendaya.serve.responses import error_body, error_response
-from zendaya.serve.server import Server
-from zendaya.serve.transports._openai import DELAYS
-from zendaya.serve.transports.base import Transport, within
+from zendaya.serve.monitoring import INTERNAL, LOG
+from zendaya.serve.server import Feed, Server, StreamFailedError, Transcript, error_body, error_response
+from zendaya.serve.transports.base import Transport, cancel, while_connected, within
 from zendaya.sources.media import read_audio
 
-LOG = logging.getLogger("zendaya.serve")
-Result = TypeVar("Result")
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
-CHUNK_S = 5.0
-"""Seconds of a recording that are decoded from its file in one go."""
+CHUNK_S = 5.0  # seconds of a recording that are decoded from its file in one go
 
 
 class FilesTransport(Transport):
     """The route `/v1/audio/transcriptions`."""
 
     def routes(self, server: Server) -> list[BaseRoute]:
-        """The route."""
         return [Route("/v1/audio/transcriptions", _Transcription(server), methods=["POST"])]
 
 
 TRANSPORT = FilesTransport
 
 
+@dataclass
 class _Transcription:
     """The route as an ASGI application: seat, stream and file are held until the answer is sent."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    server: Server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, server = Request(scope, receive), self.server
-        with server.seated():
+        with server.take_seat():
             async with contextlib.AsyncExitStack() as stack:
                 try:
                     form = await within(server.config.upload_s, _form(request, server.config.max_upload, stack))
@@ -87,10 +78,10 @@ async def _form(request: Request, most: int, stack: contextlib.AsyncExitStack) -
 
     try:
         form = await Request(request.scope, counted).form(max_files=1, max_fields=32, max_part_size=2**16)
-    except (MultiPartException, HTTPException) as error:
-        if isinstance(error, HTTPException) and error.status_code == 413:
+    except HTTPException as error:
+        if error.status_code == 413:
             raise
-        raise FieldError("body", f"body: expected a form: {getattr(error, 'message', None) or getattr(error, 'detail', '')}") from None
+        raise FieldError("body", f"body: expected a form: {error.detail}") from None
     stack.push_async_callback(form.close)
     return form
 
@@ -120,11 +111,10 @@ def _options(server: Server, form: FormData) -> tuple[BinaryIO, _TranscriptionOp
         gamma = DELAYS[fields.choice(given, "delay", tuple(DELAYS))]
     if "gamma" in given:
         try:
-            gamma = fields.gamma(float(given["gamma"]))
-        except ValueError as error:
-            raise (
-                error if isinstance(error, FieldError) else FieldError("gamma", f"gamma: expected a number: got {given['gamma'][:40]!r}")
-            ) from None
+            value = float(given["gamma"])
+        except ValueError:
+            raise FieldError("gamma", f"gamma: expected a number: got {given['gamma'][:40]!r}") from None
+        gamma = fields.gamma(value)
     streamed = fields.choice(given, "stream", ("true", "false", "True", "False", "1", "0"), "false").lower() in ("true", "1")
     granularities = [value for name, value in form.multi_items() if name.startswith("timestamp_granularities")]
     return upload.file, _TranscriptionOptions(
@@ -137,129 +127,78 @@ async def _answer(request: Request, server: Server, form: FormData, stack: conte
     file, options = _options(server, form)
     encoder = server.served.encoder
     assert encoder is not None
-    feed = Feed(server, AudioIntake(encoder, floats=True), DecodeOptions(schedule=server.config.dial(options.gamma)), timed=False)
+    feed = Feed(server, AudioIntake(encoder, floats=True), options.gamma, timed=False)
     stack.callback(feed.close)
-    reading = asyncio.create_task(_read_file(feed, file))
-    stack.push_async_callback(_cancel, reading)
+    stack.push_async_callback(cancel, asyncio.create_task(_read_file(feed, file)))
     if options.stream:
-        return _EventStream(_events(feed, reading), server.config.slow_s)
-    events = await _while_connected(request, _gathered(feed, reading))
+        return _EventStream(_events(feed), server.config.slow_s)
+    events = await while_connected(_gathered(feed), request.receive)
     return _formed(events, feed, options, encoder.traits.tokens_per_s)
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 async def _read_file(feed: Feed, file: BinaryIO) -> None:
-    """Decode a recording in another thread, and send it to the stream."""
-    chunks = read_audio(file, chunk_s=CHUNK_S)
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        await feed.send(chunk.samples.astype("<f4").tobytes())
-    feed.stream.end()
-
-
-async def _drawn(feed: Feed, reading: asyncio.Task[None]) -> AsyncIterator[Event]:
-    """The events of the text; raises the error of reading the recording, if there is one."""
-    events = feed.events()
-    following: asyncio.Future[Event] | None = None
+    """Decode a recording in another thread, and send it to the stream, which fails if that does."""
     try:
-        while True:
-            following = following or asyncio.ensure_future(anext(events))
-            waited: set[asyncio.Future[Any]] = {following} if reading.done() else {following, reading}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and reading.exception() is not None:
-                reading.result()
-            if following.done():
-                try:
-                    yield following.result()
-                except StopAsyncIteration:
-                    return
-                following = None
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        chunks = read_audio(file, chunk_s=CHUNK_S)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            await feed.send(chunk.samples.astype("<f4").tobytes())
+        feed.stream.end()
+    except Exception as error:
+        feed.fail(error)
 
 
-async def _gathered(feed: Feed, reading: asyncio.Task[None]) -> list[Event]:
-    return [event async for event in _drawn(feed, reading)]
+async def _gathered(feed: Feed) -> list[Event]:
+    return [event async for event in feed.events()]
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await work for a client; it is cancelled if the client disconnects."""
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise HTTPException(499, "the client disconnected")
-        return doing.result()
-    finally:
-        for task in (doing, gone):
-            task.cancel()
-        await asyncio.gather(doing, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _events(feed: Feed, reading: asyncio.Task[None]) -> AsyncIterator[dict[str, Any]]:
+async def _events(feed: Feed) -> AsyncIterator[dict[str, Any]]:
     """Server-sent events with the text as it is written."""
-    prose = Prose()
+    transcript = Transcript()
     try:
-        async for event in _drawn(feed, reading):
-            if piece := prose.add(event):
+        async for event in feed.events():
+            if piece := transcript.add(event):
                 yield {"type": "transcript.text.delta", "delta": piece}
-        yield {"type": "transcript.text.done", "text": prose.text}
+        yield {"type": "transcript.text.done", "text": transcript.text}
     except (SourceError, StreamFailedError, FieldError) as error:
         yield {"type": "error", **error_body(str(error), "bad_file", field="file")}
     except Exception:
-        LOG.exception("internal server error", extra={"event": "bug"})
-        yield {"type": "error", **error_body("internal server error", "internal", internal=True)}
+        LOG.exception(INTERNAL, extra={"event": "bug"})
+        yield {"type": "error", **error_body(INTERNAL, "internal", internal=True)}
 
 
-class _EventStream(Response):
+class _EventStream(StreamingResponse):
     """Server-sent events; a client that does not read them in time is disconnected."""
 
     def __init__(self, events: AsyncIterator[dict[str, Any]], slow_s: float) -> None:
-        super().__init__(media_type="text/event-stream")
-        self._events, self._slow_s = events, slow_s
-        del self.headers["content-length"]
+        lines = (f"data: {json.dumps(event, ensure_ascii=False)}\n\n" async for event in events)
+        super().__init__(lines, media_type="text/event-stream")
+        self._slow_s = slow_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events while the client is connected."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with contextlib.suppress(asyncio.TimeoutError, OSError, HTTPException):
-            await _while_connected(Request(scope, receive), self._send(send))
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._slow_s)
 
-    async def _send(self, send: Send) -> None:
-        async for event in self._events:
-            data = f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
-            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), self._slow_s)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with contextlib.suppress(asyncio.TimeoutError, OSError):
+            await super().stream_response(in_time)
 
 
 def _formed(events: list[Event], feed: Feed, options: _TranscriptionOptions, rate: float) -> Response:
     """The text in the response format of the request."""
-    prose, form = Prose(), options.format
-    pieces = [(event, prose.add(event)) for event in events]
+    transcript, form, duration_s = Transcript(), options.format, round(feed.stream.source_s, 6)
+    pieces = [(event, transcript.add(event)) for event in events]
     if form == "text":
-        return PlainTextResponse(prose.text + "\n")
-    if form in ("srt", "vtt"):
-        cues = _cues(events)
-        parts = [to_srt(cue, n) if form == "srt" else to_vtt(cue, n) for n, cue in enumerate(cues, start=1)]
-        return PlainTextResponse(
-            ("WEBVTT\n\n" if form == "vtt" else "") + "".join(parts), media_type=f"text/{'vtt' if form == 'vtt' else 'plain'}"
-        )
-    usage = {"type": "duration", "seconds": round(feed.stream.source_s, 6)}
+        return PlainTextResponse(transcript.text + "\n")
+    if form == "srt":
+        return PlainTextResponse("".join(to_srt(cue, n) for n, cue in enumerate(_cues(events), start=1)))
+    if form == "vtt":
+        cues = [to_vtt(cue, n) for n, cue in enumerate(_cues(events), start=1)]
+        return PlainTextResponse("".join(["WEBVTT\n\n", *cues]), media_type="text/vtt")
+    usage = {"type": "duration", "seconds": duration_s}
     if form == "json":
-        return JSONResponse({"text": prose.text, "usage": usage})
+        return JSONResponse({"text": transcript.text, "usage": usage})
     found: dict[str, Any] = {
-        "task": "transcribe", "language": options.language, "duration": round(feed.stream.source_s, 6), "text": prose.text,
-        "segments": _segments(pieces, feed, rate), "usage": usage,
+        "task": "transcribe", "language": options.language, "duration": duration_s, "text": transcript.text,
+        "segments": _segments(pieces, rate), "usage": usage,
     }  # fmt: skip
     if options.words:
         found["words"] = _words(pieces)
@@ -275,7 +214,7 @@ def _cues(events: list[Event]) -> list[Cue]:
     return [*done, *cues.close()]
 
 
-def _segments(pieces: list[tuple[Event, str]], feed: Feed, rate: float) -> list[dict[str, Any]]:
+def _segments(pieces: list[tuple[Event, str]], rate: float) -> list[dict[str, Any]]:
     """One segment per window."""
     found = list[dict[str, Any]]()
     for event, piece in pieces:

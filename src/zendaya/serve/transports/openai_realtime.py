@@ -9,37 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import logging
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from zendaya.runtime.options import DecodeOptions
+from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.connection import NO_HELLO, WebSocketConnection
-from zendaya.serve.feed import Feed, Prose, StreamFailedError
-from zendaya.serve.fields import FieldError, Message
-from zendaya.serve.responses import error_body, error_response
-from zendaya.serve.server import Server
-from zendaya.serve.transports._openai import DELAYS
-from zendaya.serve.transports.base import Transport
+from zendaya.serve.fields import DELAYS, FieldError, Message
+from zendaya.serve.monitoring import INTERNAL, LOG
+from zendaya.serve.server import Feed, Server, StreamFailedError, Transcript, error_body, error_response
+from zendaya.serve.transports.base import Transport, cancel
 
-LOG = logging.getLogger("zendaya.serve")
 RATES = (24_000, 16_000)
-MAX_ITEMS = 8
-"""Items per connection that are transcribed at the same time."""
-ROOM_S = 5.0
-"""Seconds that an append waits for room; with more, pings would go unanswered."""
+MAX_ITEMS = 8  # items per connection that are transcribed at the same time
+ROOM_S = 5.0  # seconds that an append waits for room; with more, pings would go unanswered
 
 
+@dataclass(eq=False)
 class AudioItem:
     """The audio between two commits, with its stream."""
 
-    def __init__(self, feed: Feed) -> None:
-        self.name = f"item_{secrets.token_hex(12)}"
-        self.feed = feed
+    name: str
+    feed: Feed
 
 
 class RealtimeSession:
@@ -50,23 +45,14 @@ class RealtimeSession:
         self.gamma = server.config.gamma
         self.rate = RATES[0]
         self.open: AudioItem | None = None
-        self.last: str | None = None
-        """The item committed last."""
+        self.last: str | None = None  # the item committed last
         self.writing = dict[AudioItem, asyncio.Task[None]]()
+        transcription = {"model": server.served.name, "language": None, "prompt": None, "delay": None, "gamma": self.gamma}
+        sound = {"format": {"type": "audio/pcm", "rate": self.rate}, "noise_reduction": None, "transcription": transcription}
         self.session: Message = {
-            "id": f"sess_{secrets.token_hex(12)}",
-            "object": "realtime.transcription_session",
-            "type": "transcription",
-            "audio": {
-                "input": {
-                    "format": {"type": "audio/pcm", "rate": self.rate},
-                    "noise_reduction": None,
-                    "transcription": {"model": server.served.name, "language": None, "prompt": None, "delay": None, "gamma": self.gamma},
-                    "turn_detection": None,
-                }
-            },
-            "include": [],
-        }
+            "id": f"sess_{secrets.token_hex(12)}", "object": "realtime.transcription_session", "type": "transcription",
+            "audio": {"input": {**sound, "turn_detection": None}}, "include": [],
+        }  # fmt: skip
 
     async def send(self, type_: str, **what: Any) -> None:
         await self.connection.send({"type": type_, "event_id": f"event_{secrets.token_hex(12)}", **what})
@@ -87,8 +73,8 @@ class RealtimeSession:
             except ConnectionError:
                 raise
             except Exception:
-                LOG.exception("internal server error", extra={"event": "bug"})
-                await self.send("error", **error_body("internal server error", "internal", internal=True))
+                LOG.exception(INTERNAL, extra={"event": "bug"})
+                await self.send("error", **error_body(INTERNAL, "internal", internal=True))
                 await self.connection.close(1011, "internal")
                 return
 
@@ -107,14 +93,8 @@ class RealtimeSession:
             return None
 
     async def take(self, event: Message) -> None:
-        """Handle one event of the client."""
-        takers = {
-            "session.update": self.update,
-            "transcription_session.update": self.update,
-            "input_audio_buffer.append": self.append,
-            "input_audio_buffer.commit": self.commit,
-            "input_audio_buffer.clear": self.clear,
-        }
+        takers = {"session.update": self.update, "transcription_session.update": self.update}
+        takers |= {f"input_audio_buffer.{taker.__name__}": taker for taker in (self.append, self.commit, self.clear)}
         await takers[fields.choice(event, "type", tuple(takers))](event)
 
     async def update(self, event: Message) -> None:
@@ -126,12 +106,8 @@ class RealtimeSession:
         session = copy.deepcopy(self.session)
         target = session["audio"]["input"]
         if legacy:
-            names = {
-                "input_audio_format": "format",
-                "input_audio_transcription": "transcription",
-                "input_audio_noise_reduction": "noise_reduction",
-            }
-            sound = {names.get(name, name): value for name, value in given.items()}
+            names = ("input_audio_format", "input_audio_transcription", "input_audio_noise_reduction")
+            sound = {name.removeprefix("input_audio_") if name in names else name: value for name, value in given.items()}
             where = within + "input_audio_"
             if "format" in sound:
                 fields.choice(sound, "format", ("pcm16",), within=where)
@@ -154,13 +130,11 @@ class RealtimeSession:
             gamma, target["transcription"]["delay"] = fields.gamma(given["gamma"], "session.gamma"), None
         if gamma is not None:
             target["transcription"]["gamma"] = gamma
-        if "include" in given and isinstance(given["include"], list):
-            session["include"] = []  # none of OpenAI's inclusions is supported
         self.session, self.rate = session, target["format"]["rate"]
         if gamma is not None and gamma != self.gamma:
             self.gamma = gamma
             if self.open is not None:
-                self.open.feed.stream.turn(self.server.config.dial(gamma))
+                self.open.feed.stream.turn(PowerLaw(gamma))
         await self.send("transcription_session.updated" if legacy else "session.updated", session=self.session)
 
     def _transcription(self, sound: Message, target: Message, where: str) -> float | None:
@@ -180,18 +154,16 @@ class RealtimeSession:
         return gamma
 
     async def append(self, event: Message) -> None:
-        """Append audio."""
         samples = fields.pcm(event, "audio", longest=self.server.config.max_message)
         if self.open is None:
             if len(self.writing) >= MAX_ITEMS:
                 raise FieldError("audio", f"audio: {MAX_ITEMS} items are being transcribed: wait until one is completed", "too_many_items")
             intake = self.server.served.intake("audio", self.rate)
-            self.open = AudioItem(Feed(self.server, intake, DecodeOptions(schedule=self.server.config.dial(self.gamma))))
+            self.open = AudioItem(f"item_{secrets.token_hex(12)}", Feed(self.server, intake, self.gamma))
             self.writing[self.open] = asyncio.create_task(self.write(self.open))
         await self.open.feed.send(samples, within_s=ROOM_S)
 
     async def commit(self, event: Message) -> None:
-        """End the item."""
         item, self.open = self.open, None
         if item is None:
             raise FieldError("audio", "audio: expected audio since the last commit: got none", "input_audio_buffer_commit_empty")
@@ -210,22 +182,22 @@ class RealtimeSession:
 
     async def write(self, item: AudioItem) -> None:
         """Send the text of an item; whatever fails ends this item alone."""
-        prose, kind = Prose(), "conversation.item.input_audio_transcription"
+        transcript, kind = Transcript(), "conversation.item.input_audio_transcription"
         try:
             async for event in item.feed.events():
-                if piece := prose.add(event):
+                if piece := transcript.add(event):
                     await self.send(f"{kind}.delta", item_id=item.name, content_index=0, delta=piece)
             usage = {"type": "duration", "seconds": item.feed.stream.source_s}
-            await self.send(f"{kind}.completed", item_id=item.name, content_index=0, transcript=prose.text, usage=usage)
+            await self.send(f"{kind}.completed", item_id=item.name, content_index=0, transcript=transcript.text, usage=usage)
         except ConnectionError as error:
             LOG.info("connection lost", extra={"event": "lost", "reason": str(error)})
             await self.connection.close(1011)
         except Exception as error:
             if self.open is item:
                 self.open = None  # the next append begins another item
-            failed = error if isinstance(error, StreamFailedError) else StreamFailedError("internal server error", internal=True)
+            failed = error if isinstance(error, StreamFailedError) else StreamFailedError(INTERNAL, internal=True)
             if failed is not error:
-                LOG.exception("internal server error", extra={"event": "bug"})
+                LOG.exception(INTERNAL, extra={"event": "bug"})
             with contextlib.suppress(ConnectionError):
                 body = error_body(str(failed), "transcription_failed", internal=failed.internal)
                 await self.send(f"{kind}.failed", item_id=item.name, content_index=0, **body)
@@ -246,55 +218,46 @@ class RealtimeSession:
 
     async def close(self) -> None:
         """Drop all items: the client has gone."""
-        for item, task in list(self.writing.items()):
+        for item in self.writing:
             item.feed.close()
-            task.cancel()
-        await asyncio.gather(*self.writing.values(), return_exceptions=True)
+        await cancel(*self.writing.values())
 
 
 class RealtimeTransport(Transport):
     """The socket `/v1/realtime`."""
 
     def routes(self, server: Server) -> list[BaseRoute]:
-        """The socket."""
+        self.server = server
+        return [WebSocketRoute("/v1/realtime", self.connect)]
 
-        async def realtime(websocket: WebSocket) -> None:
-            await connect(server, websocket)
-
-        return [WebSocketRoute("/v1/realtime", realtime)]
+    async def connect(self, websocket: WebSocket) -> None:
+        problem, server = None, self.server
+        if websocket.query_params.get("intent", "transcription") != "transcription":
+            problem = 400, "intent", "intent: expected transcription, the only one served"
+        elif websocket.query_params.get("model", server.served.name) != server.served.name:
+            problem = 404, "model", f"model: expected {server.served.name}"
+        elif "audio" not in server.served.kinds:
+            problem = 404, "model", f"model: {server.served.name} does not take audio"
+        if problem is not None:
+            status, field, message = problem
+            await websocket.send_denial_response(error_response(status, message, "bad_field", field=field))
+            return
+        with server.take_seat():
+            try:
+                connection = await WebSocketConnection.accept(websocket, server.config.slow_s)
+            except ConnectionError:
+                return
+            one = RealtimeSession(server, connection)
+            server.enders.add(one.finish)
+            LOG.info("session opened", extra={"event": "session_open", "session": one.session["id"], "source": "realtime"})
+            try:
+                await one.run()
+            except ConnectionError as error:
+                LOG.info("connection lost", extra={"event": "lost", "reason": str(error)})
+            finally:
+                server.enders.discard(one.finish)
+                await one.close()
+                LOG.info("session ended", extra={"event": "session_end", "session": one.session["id"]})
 
 
 TRANSPORT = RealtimeTransport
-
-
-async def connect(server: Server, websocket: WebSocket) -> None:
-    """Serve one connection."""
-    problem = None
-    if websocket.query_params.get("intent", "transcription") != "transcription":
-        problem = 400, "intent", "intent: expected transcription, the only one served"
-    elif websocket.query_params.get("model", server.served.name) != server.served.name:
-        problem = 404, "model", f"model: expected {server.served.name}"
-    elif "audio" not in server.served.kinds:
-        problem = 404, "model", f"model: {server.served.name} does not take audio"
-    if problem is not None:
-        status, field, message = problem
-        await websocket.send_denial_response(error_response(status, message, "bad_field", field=field))
-        return
-    seat = server.take_seat()
-    try:
-        connection = await WebSocketConnection.accept(websocket, server.config.slow_s)
-    except ConnectionError:
-        seat.free()
-        return
-    one = RealtimeSession(server, connection)
-    server.enders.add(one.finish)
-    LOG.info("session opened", extra={"event": "session_open", "session": one.session["id"], "source": "realtime"})
-    try:
-        await one.run()
-    except ConnectionError as error:
-        LOG.info("connection lost", extra={"event": "lost", "reason": str(error)})
-    finally:
-        server.enders.discard(one.finish)
-        await one.close()
-        seat.free()
-        LOG.info("session ended", extra={"event": "session_end", "session": one.session["id"]})

@@ -19,38 +19,31 @@ from starlette.routing import BaseRoute, Route
 
 from zendaya.encoders.whisper import LARGEST_SAMPLE
 from zendaya.evaluation.simuleval import Words
-from zendaya.runtime.options import DecodeOptions
 from zendaya.serve import fields
 from zendaya.serve.config import ServeConfig
-from zendaya.serve.feed import Feed, StreamFailedError
 from zendaya.serve.fields import FieldError, Message
 from zendaya.serve.intake import AudioIntake
-from zendaya.serve.responses import error_response
-from zendaya.serve.server import Seat, Server
+from zendaya.serve.server import Feed, Server, StreamFailedError, error_response
 from zendaya.serve.transports.base import Transport, within
 from zendaya.sources.media import SAMPLE_RATE
 
-MAX_BODY = 2**24
-"""Bytes per segment: samples are JSON numbers of about twenty characters each."""
+MAX_BODY = 2**24  # bytes per segment: samples are JSON numbers of about twenty characters each
 
 
 class SimulEvalTransport(Transport):
     """The one evaluation."""
 
     pinned = True
-    server: Server
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__(config)
         self._feed: Feed | None = None
-        self._seat: Seat | None = None
         self._words = Words()
         self._marks = 0
         self._turn = asyncio.Lock()
         self._expiry: asyncio.TimerHandle | None = None
 
     def routes(self, server: Server) -> list[BaseRoute]:
-        """The three routes of the protocol."""
         self.server = server
         return [
             Route("/reset", self.reset, methods=["POST"]),
@@ -59,14 +52,11 @@ class SimulEvalTransport(Transport):
         ]
 
     def end(self) -> None:
-        """Drop the evaluation."""
         if self._expiry is not None:
             self._expiry.cancel()
         if self._feed is not None:
             self._feed.close()
-        if self._seat is not None:
-            self._seat.free()
-        self._feed = self._seat = None
+        self._feed = None
 
     @contextlib.asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
@@ -81,13 +71,11 @@ class SimulEvalTransport(Transport):
                     self._expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.end)
 
     async def reset(self, request: Request) -> Response:
-        """Begin a new source."""
         async with self._asked():
             self.end()
         return JSONResponse({})
 
     async def input(self, request: Request) -> Response:
-        """Take a segment of the source."""
         async with self._asked():
             body = await within(self.server.config.slow_s, _body(request))
             samples, finished = await asyncio.to_thread(_segment, body)
@@ -104,13 +92,8 @@ class SimulEvalTransport(Transport):
         if "audio" not in self.server.served.kinds:
             raise FieldError("data_type", f"data_type: {self.server.served.name} does not take audio")
         assert self.server.served.encoder is not None
-        self._words, self._seat = Words(), self.server.take_seat()
-        try:
-            intake = AudioIntake(self.server.served.encoder, floats=True)
-            self._feed = Feed(self.server, intake, DecodeOptions(schedule=self.server.config.dial()), timed=False)
-        except BaseException:
-            self.end()
-            raise
+        intake, seat = AudioIntake(self.server.served.encoder, floats=True), self.server.take_seat()
+        self._words, self._feed = Words(), Feed(self.server, intake, self.server.config.gamma, timed=False, seat=seat)
         return self._feed
 
     async def output(self, request: Request) -> Response:
@@ -158,7 +141,7 @@ async def _body(request: Request) -> bytes:
 def _segment(body: bytes) -> tuple[np.ndarray[Any, np.dtype[np.float32]], bool]:
     """The samples of a segment, and whether it is the last. Parsing takes too long for the event loop."""
     segment = fields.parse(body, "segment")
-    return _samples(segment), fields.flag(segment, "finished", default=False)
+    return _samples(segment), fields.flag(segment, "finished")
 
 
 def _samples(segment: Message) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -10,38 +10,36 @@ import asyncio
 import contextlib
 import hmac
 import json
-import logging
 import math
 import secrets
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from zendaya.records import Event
 from zendaya.runtime.options import DecodeOptions
+from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.connection import BAD_HELLO, GONE, LEFT, NO_HELLO, OVERRUN, TAKEN_OVER, UNKNOWN, WRONG_TOKEN, WebSocketConnection
 from zendaya.serve.fields import FieldError, Message
 from zendaya.serve.hub import Stream, StreamUpdate
 from zendaya.serve.intake import KINDS, Kind
+from zendaya.serve.monitoring import INTERNAL, LOG
 from zendaya.serve.server import Seat, Server
-from zendaya.serve.transports.base import Transport
+from zendaya.serve.transports.base import Transport, cancel
 
-LOG = logging.getLogger("zendaya.serve")
-HEAD = struct.Struct("<Q")
-"""The head of a binary message: its number."""
+HEAD = struct.Struct("<Q")  # the head of a binary message: its number
 ID = r"[A-Za-z0-9_-]{1,64}"
 TOKEN = r"[A-Za-z0-9_-]{16,128}"
+RESUME = ("type", "session", "token", "received")
 OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "live", "received")
-PARTING_S = 1.0
-"""Seconds for which a broken connection is still read: the client's close code may come."""
+PARTING_S = 1.0  # seconds for which a broken connection is still read: the client's close code may come
 PATH = "/v1/stream"
-INTERNAL = "internal server error"
 
 
 class HangUpError(Exception):
@@ -58,23 +56,21 @@ class EventLog:
 
     max_events: int
     events: deque[tuple[int, str]] = field(default_factory=deque)
-    number: int = 0
-    """Number of the last event."""
-    sent: int = 0
-    """Number of the last event sent, on any connection."""
-    final: int = 0
-    """Number of the event that ended the session, once there is one."""
+    number: int = 0  # number of the last event
+    sent: int = 0  # number of the last event sent, on any connection
+    final: int = 0  # number of the event that ended the session, once there is one
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # set when there may be something to send
 
     @property
     def first(self) -> int:
         """Number of the first event that is still kept."""
         return self.events[0][0] if self.events else self.number + 1
 
-    def add(self, type_: str, **what: Any) -> None:
-        """Append an event."""
+    def add(self, type: str, **what: Any) -> None:  # noqa: A002
         self.number += 1
-        self.events.append((self.number, json.dumps({"type": type_, "seq": self.number, **what}, ensure_ascii=False)))
+        self.events.append((self.number, json.dumps({"type": type, "seq": self.number, **what}, ensure_ascii=False)))
         self.sent_up_to(self.sent)
+        self.changed.set()
 
     def after(self, number: int, most: int) -> list[tuple[int, str]]:
         """Up to `most` kept events after one."""
@@ -93,6 +89,7 @@ class EventLog:
             raise FieldError("received", f"received: expected at most {self.number}, the last event: got {received}")
         while self.events and self.events[0][0] <= received:
             self.events.popleft()
+        self.changed.set()
 
 
 @dataclass(eq=False, repr=False)
@@ -103,19 +100,14 @@ class ResumableSession:
     token: str
     seat: Seat
     log: EventLog
-    stream: Stream | None = None
-    kind: Kind = "audio"
-    received: int = 0
-    """Number of the last message accepted."""
-    received_s: float = 0.0
-    """When it was accepted, or the connection opened, by the loop's clock."""
-    taken: int = 0
-    """Number of the last message encoded: the client may forget it and all before."""
+    kind: Kind
+    connection: WebSocketConnection | None
+    stream: Stream = field(init=False)
+    received: int = 0  # number of the last message accepted
+    received_s: float = 0.0  # when it was accepted, or the connection opened, by the loop's clock
+    taken: int = 0  # number of the last message encoded: the client may forget it and all before
     opened: bool = False
-    reason: str = "end"
-    """Why the source ended."""
-    connection: WebSocketConnection | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = "end"  # why the source ended
     expiry: asyncio.TimerHandle | None = None
 
     @property
@@ -128,67 +120,54 @@ class ResumableSession:
         """Whether the server has ended the session: later messages are not accepted, and the client keeps them."""
         return bool(self.log.final) or self.reason != "end"
 
-    def add(self, type_: str, **what: Any) -> None:
-        """Append an event."""
-        self.log.add(type_, **what)
-        self.changed.set()
-
-    def acknowledge(self, received: int) -> None:
-        """The client has all events up to one."""
-        self.log.acknowledge(received)
-        self.changed.set()
-
     def end(self, reason: str) -> None:
         """End the source, for a reason of the server's."""
-        if self.stream is not None and not self.stream.ended:
+        if not self.stream.ended:
             self.reason = reason
             self.stream.end()
 
     def on_notes(self, notes: list[StreamUpdate]) -> None:
-        """Take the stream's notes."""
-        assert self.stream is not None
         for note in notes:
             if note.kind == "opened":
                 self.opened = True
-                self.changed.set()
+                self.log.changed.set()
             elif note.kind == "taken":
                 self.stream.unread -= note.num_bytes
                 self.taken = max(self.taken, note.number)
-                self.changed.set()
+                self.log.changed.set()
             elif note.kind == "refused":
-                self.refuse(note.number, "bad_source", self.kind, note.error)
+                self.log.add("refused", of=note.number, code="bad_source", field=self.kind, message=note.error)
             elif note.kind == "event":
                 assert note.event is not None
-                type_, what = to_event(note.event, note.exposure)
-                self.add(type_, **what)
+                self.log.add(**to_event(note.event, note.exposure))
             elif note.kind == "flushed":
-                self.add("flushed", of=note.number)
+                self.log.add("flushed", of=note.number)
             elif note.kind == "finished":
                 self.finish("finished", reason=self.reason, source_s=round(self.stream.source_s, 6))
             elif note.kind == "failed":
                 code = "internal" if note.internal else "bad_open" if not self.opened else "failed"
                 self.finish("failed", code=code, message=note.error)
 
-    def refuse(self, number: int, code: str, field: str, message: str) -> None:
-        """Report a message that could not be used; the stream goes on without it."""
-        self.add("refused", of=number, code=code, field=field, message=message)
+    def refuse(self, number: int, error: FieldError) -> None:
+        """Report a message that cannot be used; the stream goes on without it."""
+        self.log.add("refused", of=number, code=error.code, field=error.field, message=str(error))
+        self.stream.skip(number)
 
     def finish(self, type_: str, **what: Any) -> None:
         """Append the last event and close the stream."""
         if not self.log.final:
-            self.add(type_, **what)
+            self.log.add(type_, **what)
             self.log.final = self.log.number
-            if self.stream is not None:
-                self.stream.close()
+            self.stream.close()
 
 
-def to_event(event: Event, exposure: float) -> tuple[str, dict[str, Any]]:
-    """The type and fields of a event's event on the wire, without its number."""
+def to_event(event: Event, exposure: float) -> dict[str, Any]:
+    """An event on the wire, without its number (docs/protocol.md)."""
     place = {"window_index": event.window_index, "step": event.step, "horizon": event.horizon, "arrival_s": event.arrival_s}
     if event.schedule:
-        return "turned", {"schedule": event.schedule, **place}
-    return "text", {
-        "text": event.text, "token": event.token, **place, "effective_horizon": event.effective_horizon,
+        return {"type": "turned", "schedule": event.schedule, **place}
+    return {
+        "type": "text", "text": event.text, "token": event.token, **place, "effective_horizon": event.effective_horizon,
         "predicted_steps": event.predicted_steps, "skipped_steps": event.skipped_steps, "window_start": event.window_start,
         "last": event.last, "gamma": event.gamma, "emission_s": event.emission_s, "spoken_s": event.spoken_s, "read_s": event.read_s,
         "policy_lag_s": event.policy_lag_s, "compute_lag_s": event.compute_lag_s, "exposure": exposure,
@@ -198,14 +177,11 @@ def to_event(event: Event, exposure: float) -> tuple[str, dict[str, Any]]:
 class WebSocketTransport(Transport):
     """The sessions of `/v1/stream`."""
 
-    server: Server
-
     def __init__(self, config: ServeConfig) -> None:
         super().__init__(config)
         self.sessions = dict[str, ResumableSession]()
 
     def routes(self, server: Server) -> list[BaseRoute]:
-        """The socket."""
         self.server = server
         return [WebSocketRoute(PATH, self.connect)]
 
@@ -223,18 +199,15 @@ class WebSocketTransport(Transport):
             del self.sessions[session.id]
         if session.expiry is not None:
             session.expiry.cancel()
-        if session.stream is not None:
-            session.stream.close()
-        if session.seat.held:
+        session.stream.close()
+        if session.seat in self.server.seats:
             counts = {"num_events": session.log.number, "messages": session.received}
             LOG.info("session ended", extra={"event": "session_end", "session": session.id, **counts})
         session.seat.free()
 
     async def connect(self, websocket: WebSocket) -> None:
         """Serve one connection; `?session=` names the session to resume, so that a full server still accepts it."""
-        seat = None
-        if websocket.query_params.get("session", "") not in self.sessions:
-            seat = self.server.take_seat()
+        seat = None if websocket.query_params.get("session", "") in self.sessions else self.server.take_seat()
         connection: WebSocketConnection | None = None
         session: ResumableSession | None = None
         try:
@@ -244,34 +217,27 @@ class WebSocketTransport(Transport):
                 seat.free()  # the resumed session has its own
             seat = None
             await self._serve(connection, session)
-        except HangUpError as bye:
-            assert connection is not None
-            with contextlib.suppress(ConnectionError):
-                await connection.send({"type": "error", "code": bye.code, "field": bye.field, "message": str(bye)})
-            await connection.close(bye.close, bye.code)
         except ConnectionError as error:
             LOG.info("connection lost", extra={"event": "lost", "reason": str(error)})
-        except Exception:
-            LOG.exception("internal server error", extra={"event": "bug"})
-            if session is not None:
-                self.forget(session)
+        except Exception as error:
+            bye = error if isinstance(error, HangUpError) else HangUpError(1011, "internal", "", INTERNAL)
+            if bye is not error:
+                LOG.exception(INTERNAL, extra={"event": "bug"})
+                if session is not None:
+                    self.forget(session)
             if connection is not None:
                 with contextlib.suppress(ConnectionError):
-                    await connection.send({"type": "error", "code": "internal", "field": "", "message": INTERNAL})
-                await connection.close(1011, "internal")
+                    await connection.send({"type": "error", "code": bye.code, "field": bye.field, "message": str(bye)})
+                await connection.close(bye.close, bye.code)
         finally:
             if seat is not None:
                 seat.free()
             if session is not None and connection is not None and session.connection is connection:
-                self._part(session, connection)
-
-    def _part(self, session: ResumableSession, connection: WebSocketConnection) -> None:
-        """After a connection: keep the session for a time if its client may reconnect."""
-        session.connection = None
-        if session.settled or connection.code in LEFT or not session.opened:
-            self.forget(session)
-        else:
-            session.expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.forget, session)
+                session.connection = None
+                if session.settled or connection.code in LEFT or not session.opened:
+                    self.forget(session)
+                else:  # its client may reconnect
+                    session.expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.forget, session)
 
     async def _greet(self, connection: WebSocketConnection, seat: Seat | None) -> ResumableSession:
         """Read the first message: open a session, or resume one."""
@@ -283,20 +249,20 @@ class WebSocketTransport(Transport):
             raise ConnectionError("closed before its first message")
         try:
             hello = fields.parse(first) if isinstance(first, str) else {}
-            if fields.choice(hello, "type", ("open", "resume")) == "resume":
-                return self._resume(hello, connection)
-            return await self._open(hello, connection, seat)
+            opens = fields.choice(hello, "type", ("open", "resume")) == "open"
+            fields.known(hello, OPEN if opens else RESUME)
+            name = fields.pattern(hello, "session", ID, "1 to 64 letters, digits, _ or -", secrets.token_hex(16) if opens else None)
+            words = "16 to 128 letters, digits, _ or -"
+            token = fields.pattern(hello, "token", TOKEN, words, secrets.token_urlsafe(24) if opens else None)
+            if (session := self.sessions.get(name)) is not None:
+                return self._attach(session, token, fields.integer(hello, "received", 0, default=0 if opens else None), connection)
+            if not opens:
+                raise HangUpError(UNKNOWN, "unknown_session", "session", "session: unknown or expired: open a new one")
+            if seat is None:
+                raise HangUpError(UNKNOWN, "unknown_session", "session", "session: the one in the address has ended: connect again")
+            return await self._open(hello, name, token, connection, seat)
         except FieldError as error:
             raise HangUpError(BAD_HELLO, error.code, error.field, str(error)) from None
-
-    def _resume(self, hello: Message, connection: WebSocketConnection) -> ResumableSession:
-        fields.known(hello, ("type", "session", "token", "received"))
-        name = fields.pattern(hello, "session", ID, "1 to 64 letters, digits, _ or -")
-        token = fields.pattern(hello, "token", TOKEN, "16 to 128 letters, digits, _ or -")
-        session = self.sessions.get(name)
-        if session is None:
-            raise HangUpError(UNKNOWN, "unknown_session", "session", "session: unknown or expired: open a new one")
-        return self._attach(session, token, fields.integer(hello, "received", 0), connection)
 
     def _attach(self, session: ResumableSession, token: str, received: int, connection: WebSocketConnection) -> ResumableSession:
         """Move a session to another connection; the old one, if still open, is closed."""
@@ -311,40 +277,29 @@ class WebSocketTransport(Transport):
             asyncio.get_running_loop().create_task(session.connection.close(TAKEN_OVER, "taken over by another connection"))
         if session.expiry is not None:
             session.expiry.cancel()
-            session.expiry = None
         session.log.sent = max(session.log.sent, received)
-        session.acknowledge(received)
+        session.log.acknowledge(received)
         session.connection = connection
         self.server.gauges.resumes.inc()
         LOG.info("resumed", extra={"event": "resume", "session": session.id, "received": received, "number": session.received})
         return session
 
-    async def _open(self, hello: Message, connection: WebSocketConnection, seat: Seat | None) -> ResumableSession:
-        fields.known(hello, OPEN)
-        name = fields.pattern(hello, "session", ID, "1 to 64 letters, digits, _ or -", secrets.token_hex(16))
-        token = fields.pattern(hello, "token", TOKEN, "16 to 128 letters, digits, _ or -", secrets.token_urlsafe(24))
-        if (session := self.sessions.get(name)) is not None:
-            return self._attach(session, token, fields.integer(hello, "received", 0, default=0), connection)
-        if seat is None:
-            raise HangUpError(UNKNOWN, "unknown_session", "session", "session: the one in the address has ended: connect again")
+    async def _open(self, hello: Message, name: str, token: str, connection: WebSocketConnection, seat: Seat) -> ResumableSession:
         served, config = self.server.served, self.server.config
-        found = fields.choice(hello, "source", KINDS, served.kinds[0])
-        kind = next(kind for kind in KINDS if kind == found)
+        kind = cast("Kind", fields.choice(hello, "source", KINDS, served.kinds[0]))
         rate = fields.number(hello, "rate", 0.001, 1e6) if "rate" in hello else None
-        schedule = fields.dial(hello, config) or config.dial()
+        schedule = fields.dial(hello) or PowerLaw(config.gamma)
         options = DecodeOptions(
             schedule=schedule, window_s=fields.number(hello, "window_s", 0.02, 3600) if "window_s" in hello else None,
             patience_s=fields.number(hello, "patience_s", 0, 3600) if "patience_s" in hello else math.inf,
         )  # fmt: skip
-        session = ResumableSession(name, token, seat, EventLog(config.max_events), kind=kind, connection=connection)
-        session.stream = self.server.hub.open(
-            served.intake(kind, rate), options, session.on_notes, live=fields.flag(hello, "live", default=False)
-        )
+        session = ResumableSession(name, token, seat, EventLog(config.max_events), kind, connection)
+        session.stream = self.server.hub.open(served.intake(kind, rate), options, session.on_notes, live=fields.flag(hello, "live"))
         self.sessions[name] = session
         try:
             while not (session.opened or session.log.final):
-                await session.changed.wait()
-                session.changed.clear()
+                await session.log.changed.wait()
+                session.log.changed.clear()
         except BaseException:  # cancelled
             self.forget(session)
             raise
@@ -357,19 +312,16 @@ class WebSocketTransport(Transport):
 
     async def _serve(self, connection: WebSocketConnection, session: ResumableSession) -> None:
         """Serve a session on one connection, until it is lost or the session has ended."""
-        assert session.stream is not None
         session.stream.ago_s, session.received_s = 0.0, asyncio.get_running_loop().time()
         config, served = self.server.config, self.server.served
         traits, acknowledged = session.stream.intake.encoder.traits, session.taken
-        await connection.send(
-            {
-                "type": "opened", "session": session.id, "token": session.token, "model": served.name, "source": session.kind,
-                "schedule": str(session.stream.options.schedule), "window_tokens": session.stream.window_tokens,
-                "tokens_per_s": traits.tokens_per_s, "dim": traits.dim, "received": acknowledged, "max_message": config.max_message,
-                "max_unread": config.max_unread,
-            }
-        )  # fmt: skip
-        session.changed.set()
+        opened = {
+            "type": "opened", "session": session.id, "token": session.token, "model": served.name, "source": session.kind,
+            "schedule": str(session.stream.options.schedule), "window_tokens": session.stream.window_tokens,
+            "tokens_per_s": traits.tokens_per_s, "dim": traits.dim, "received": acknowledged, "max_message": config.max_message,
+        }  # fmt: skip
+        await connection.send({**opened, "max_unread": config.max_unread})
+        session.log.changed.set()
         writer = asyncio.create_task(self._write(connection, session, acknowledged))
         reader = asyncio.create_task(self._read(connection, session))
         watcher = asyncio.create_task(self._watch(session))
@@ -381,9 +333,7 @@ class WebSocketTransport(Transport):
                 if task.done():
                     task.result()
         finally:
-            for task in (writer, reader, watcher):
-                task.cancel()
-            await asyncio.gather(writer, reader, watcher, return_exceptions=True)
+            await cancel(writer, reader, watcher)
 
     async def _watch(self, session: ResumableSession) -> None:
         """End the source of a connected client that sends nothing."""
@@ -409,11 +359,11 @@ class WebSocketTransport(Transport):
             if not ahead and session.taken == acknowledged:
                 # A client that does not acknowledge the last event is not waited for forever; it may still reconnect.
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(session.changed.wait(), self.server.config.slow_s if session.log.final else None)
-                if session.log.final and not session.changed.is_set():
+                    await asyncio.wait_for(session.log.changed.wait(), self.server.config.slow_s if session.log.final else None)
+                if session.log.final and not session.log.changed.is_set():
                     await connection.close(1000, "finished")
                     return
-                session.changed.clear()
+                session.log.changed.clear()
 
     async def _read(self, connection: WebSocketConnection, session: ResumableSession) -> None:
         """Read the client's messages as they arrive, whatever the model is doing; an unexpected error ends the session alone."""
@@ -428,7 +378,7 @@ class WebSocketTransport(Transport):
             except (ConnectionError, HangUpError):
                 raise
             except Exception:
-                LOG.exception("internal server error", extra={"event": "bug", "session": session.id})
+                LOG.exception(INTERNAL, extra={"event": "bug", "session": session.id})
                 session.finish("failed", code="internal", message=INTERNAL)
 
     def _take_binary(self, session: ResumableSession, message: bytes) -> None:
@@ -437,10 +387,8 @@ class WebSocketTransport(Transport):
         (number,) = HEAD.unpack_from(message)
         if not self._is_next(session, number):
             return
-        stream, payload = session.stream, message[HEAD.size :]
-        assert stream is not None
-        if stream.unread + len(payload) > self.server.config.max_unread:
-            limit = self.server.config.max_unread
+        stream, payload, limit = session.stream, message[HEAD.size :], self.server.config.max_unread
+        if stream.unread + len(payload) > limit:
             raise HangUpError(OVERRUN, "overrun", "seq", f"seq: more than {limit} bytes would wait: wait for acknowledgements")
         if stream.source_s > self.server.config.max_source_s and not stream.ended:
             session.end("too_long")
@@ -451,12 +399,7 @@ class WebSocketTransport(Transport):
                 raise FieldError("seq", "seq: the source has ended: open a new session for more", "ended")
             stream.source(payload, number)
         except FieldError as error:
-            self._refuse(session, number, error)
-
-    def _refuse(self, session: ResumableSession, number: int, error: FieldError) -> None:
-        session.refuse(number, error.code, error.field, str(error))
-        assert session.stream is not None
-        session.stream.skip(number)
+            session.refuse(number, error)
 
     def _is_next(self, session: ResumableSession, number: int) -> bool:
         """Whether a message is the next to accept; one sent again after a lost connection is skipped."""
@@ -471,14 +414,13 @@ class WebSocketTransport(Transport):
         type_ = fields.choice(message, "type", ("ack", "turn", "flush", "end", "ping", "at"))
         if type_ == "ack":
             fields.known(message, ("type", "received"))
-            session.acknowledge(fields.integer(message, "received", 0))
+            session.log.acknowledge(fields.integer(message, "received", 0))
             return
         if type_ == "ping":
             fields.known(message, ("type", "id"))
             await connection.send({"type": "pong", "id": fields.string(message, "id", "", longest=64)})
             return
         stream = session.stream
-        assert stream is not None
         if type_ == "at":
             fields.known(message, ("type", "ago_s"))
             stream.ago_s = fields.number(message, "ago_s", 0, 24 * 3600)
@@ -492,7 +434,7 @@ class WebSocketTransport(Transport):
                 raise FieldError("type", f"type: {type_} after the end of the source: open a new session", "ended")
             fields.known(message, ("type", "seq", "gamma", "policy") if type_ == "turn" else ("type", "seq"))
             if type_ == "turn":
-                schedule = fields.dial(message, self.server.config)
+                schedule = fields.dial(message)
                 if schedule is None or schedule.decides_while_reading:
                     raise FieldError("gamma", "gamma: expected gamma, or a schedule (wait-k=10, full) as policy")
                 stream.turn(schedule, number)
@@ -501,7 +443,7 @@ class WebSocketTransport(Transport):
             else:
                 stream.end(number)
         except FieldError as error:
-            self._refuse(session, number, error)
+            session.refuse(number, error)
 
 
 TRANSPORT = WebSocketTransport

@@ -9,31 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from typing import Any
 
 import zendaya
 from zendaya.errors import ConfigError
-from zendaya.runtime.options import DecodeOptions
 from zendaya.serve import fields
-from zendaya.serve.config import ServeConfig, is_loopback
-from zendaya.serve.feed import Feed, Prose, StreamFailedError
+from zendaya.serve.config import ServeConfig, bind, in_url, is_loopback
 from zendaya.serve.fields import FieldError, Message
-from zendaya.serve.listening import bind, in_url
-from zendaya.serve.responses import RETRY_S
-from zendaya.serve.server import NoSeatError, Seat, Server
-from zendaya.serve.transports.base import Transport
+from zendaya.serve.monitoring import INTERNAL, LOG
+from zendaya.serve.server import RETRY_S, Feed, NoSeatError, Server, StreamFailedError, Transcript
+from zendaya.serve.transports.base import Transport, cancel
 
-LOG = logging.getLogger("zendaya.serve")
 MAX_LINE = 2**16
-SPARE = 8
-"""Connections beyond the number of sessions, for clients that only ask what is served."""
+SPARE = 8  # connections beyond the number of sessions, for clients that only ask what is served
 
 
 class WyomingTransport(Transport):
     """A port of its own, if `wyoming_port` is set."""
-
-    server: Server
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__(config)
@@ -45,22 +37,17 @@ class WyomingTransport(Transport):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return "" if self.socket is None else f"Wyoming at tcp://{in_url(self.config.host)}:{self.socket.getsockname()[1]}"
 
     async def start(self, server: Server) -> None:
-        """Listen."""
         self.server = server
         if self.socket is not None:
             self._listening = await asyncio.start_server(self._connected, sock=self.socket, limit=MAX_LINE)
 
     async def stop(self) -> None:
-        """Close the port and all connections."""
         if self._listening is not None:
             self._listening.close()
-        for talk in list(self._talks):
-            talk.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        await cancel(*self._talks)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -76,9 +63,9 @@ class WyomingTransport(Transport):
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         except Exception:
-            LOG.exception("internal server error", extra={"event": "bug"})
+            LOG.exception(INTERNAL, extra={"event": "bug"})
             with contextlib.suppress(ConnectionError):
-                await talk.send("error", {"text": "internal server error", "code": "internal"})
+                await talk.send("error", {"text": INTERNAL, "code": "internal"})
         finally:
             self.server.enders.discard(talk.end)
             talk.close()
@@ -92,7 +79,6 @@ class _WyomingConnection:
     def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.server, self._reader, self._writer = server, reader, writer
         self._feed: Feed | None = None
-        self._seat: Seat | None = None
         self._task: asyncio.Task[None] | None = None
         self._gamma = server.config.gamma
 
@@ -109,9 +95,7 @@ class _WyomingConnection:
             self._task.cancel()
         if self._feed is not None:
             self._feed.close()
-        if self._seat is not None:
-            self._seat.free()
-        self._feed = self._seat = self._task = None
+        self._feed = self._task = None
 
     async def send(self, type_: str, data: dict[str, Any]) -> None:
         """Send one event; ConnectionError if the client does not read it in time."""
@@ -129,13 +113,13 @@ class _WyomingConnection:
         while True:
             try:
                 found = await asyncio.wait_for(self._event(), self.server.config.idle_s)
-                if found is None:
-                    return
             except asyncio.TimeoutError:
                 await self.send("error", {"text": f"no event for {self.server.config.idle_s:g} s", "code": "idle"})
                 return
-            except (FieldError, ValueError) as error:  # ValueError: a line too long
+            except ValueError as error:  # a FieldError, or a line too long
                 await self.send("error", {"text": str(error), "code": getattr(error, "code", "bad_line")})
+                return
+            if found is None:
                 return
             try:
                 await self._take(*found)
@@ -148,8 +132,8 @@ class _WyomingConnection:
             return None
         head = fields.parse(line, "event")
         data = fields.mapping(head, "data") if head.get("data") is not None else {}
-        length = fields.integer(head, "data_length", 0, MAX_LINE, 0) if head.get("data_length") is not None else 0
-        size = fields.integer(head, "payload_length", 0, self.server.config.max_message, 0) if head.get("payload_length") is not None else 0
+        limits = {"data_length": MAX_LINE, "payload_length": self.server.config.max_message}
+        length, size = (fields.integer(head, name, 0, most) if head.get(name) is not None else 0 for name, most in limits.items())
         if length:
             data = {**data, **fields.parse(await self._reader.readexactly(length), "data")}
         return fields.string(head, "type"), data, await self._reader.readexactly(size)
@@ -178,35 +162,33 @@ class _WyomingConnection:
         # Unknown events are ignored, as the protocol asks.
 
     async def _begin(self, data: Message) -> None:
-        """Begin a recording."""
         fields.integer(data, "width", 2, 2)
         fields.integer(data, "channels", 1, 1)
         intake = self.server.served.intake("audio", fields.integer(data, "rate", 8000, 48_000))
         self.close()
         try:
-            self._seat = self.server.take_seat()
+            self._feed = Feed(self.server, intake, self._gamma, seat=self.server.take_seat())
         except NoSeatError as error:
             raise FieldError("audio-start", f"audio-start: {error}: retry in {RETRY_S} s", "full") from None
-        self._feed = Feed(self.server, intake, DecodeOptions(schedule=self.server.config.dial(self._gamma)))
         self._task = asyncio.create_task(self._write(self._feed))
 
     async def _write(self, feed: Feed) -> None:
         """Send the text as it is written, then as a whole."""
-        prose = Prose()
+        transcript = Transcript()
         try:
             await self.send("transcript-start", {})
             async for event in feed.events():
-                if piece := prose.add(event):
+                if piece := transcript.add(event):
                     await self.send("transcript-chunk", {"text": piece})
-            await self.send("transcript", {"text": prose.text})
+            await self.send("transcript", {"text": transcript.text})
             await self.send("transcript-stop", {})
         except StreamFailedError as error:
             await self.send("error", {"text": str(error), "code": "failed"})
         except ConnectionError:
             self._writer.close()
         except Exception:
-            LOG.exception("internal server error", extra={"event": "bug"})
-            await self.send("error", {"text": "internal server error", "code": "internal"})
+            LOG.exception(INTERNAL, extra={"event": "bug"})
+            await self.send("error", {"text": INTERNAL, "code": "internal"})
         if self.server.draining:
             self._writer.close()  # no further recording is accepted
 
