@@ -153,8 +153,10 @@ class Schedule(ABC):
 
         >>> PowerLaw(0.3).buffer(window_tokens=100, max_steps=165)
         22
+        >>> PowerLaw(1, head=50, hold=5).buffer(window_tokens=100, max_steps=165)  # what the first try of step 1 reads
+        1
         """
-        return int(self.at(1, source=window_tokens, steps=max_steps))
+        return int(self.least_horizons(window_tokens, max_steps, num_steps=1)[0])
 
     @property
     def hold(self) -> int:
@@ -251,14 +253,6 @@ class PowerLaw(Schedule):
 
     def least_horizons(self, source: int, steps: int, *, num_steps: int | None = None) -> IntArray:
         return (replace(self, head=0, hold=0) if self.hold else self).horizons(source, steps, num_steps=num_steps)
-
-    def buffer(self, window_tokens: int, max_steps: int) -> int:
-        """B: under a hold, what the first try of step 1 reads.
-
-        >>> PowerLaw(1, head=50, hold=5).buffer(window_tokens=100, max_steps=165)
-        1
-        """
-        return int(self.least_horizons(window_tokens, max_steps, num_steps=1)[0])
 
     def _powers(self, step_array: IntArray, source_array: IntArray, steps_array: IntArray) -> IntArray:
         """⌈F · (i/N̂)^γ⌉ (or ⌊·⌋), without the head start."""

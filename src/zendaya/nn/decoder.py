@@ -63,8 +63,7 @@ class AttentionTap:
         return torch.stack(self.weights_F).mean(0)
 
 
-Taps = Sequence[AttentionTap | None]
-"""A tap per stream of a call; None where no attention is asked for."""
+Taps = Sequence[AttentionTap | None]  # per stream of a call; None where no attention is asked for
 
 
 class Attention(nn.Module):
