@@ -124,6 +124,18 @@ def test_wait_k_is_exact():
         lambda: PowerLaw("0.3"),
         lambda: PowerLaw(True),
         lambda: PowerLaw(0.3, "round"),
+        lambda: PowerLaw(0.3, head=-1),
+        lambda: PowerLaw(0.3, head=1.5),
+        lambda: PowerLaw(0.3, head=True),
+        lambda: PowerLaw(0.3, head=2**53),
+        lambda: PowerLaw.for_budget(first=3, source=10, steps=5, head=3),
+        lambda: PowerLaw.for_budget(first=3, source=10, steps=5, head=-1),
+        lambda: parse_schedule("gamma=1,head=x"),
+        lambda: parse_schedule("gamma=1,head=-2"),
+        lambda: parse_schedule("gamma=1,head=2,head=3"),
+        lambda: parse_schedule("gamma=1,floor,ceil"),
+        lambda: parse_schedule("wait-k=3,head=2"),
+        lambda: parse_schedule("learned,head=2"),
         lambda: PowerLaw(0.3).horizons(0, 5),
         lambda: PowerLaw(0.3).horizons(5, 0),
         lambda: PowerLaw(0.3).horizons(2.5, 5),
@@ -171,3 +183,26 @@ def test_a_schedule_is_parsed_from_its_printed_form(schedule):
 
 def test_bare_numbers_are_gammas():
     assert parse_schedule("0.3") == PowerLaw(0.3)
+
+
+def test_a_head_start_is_printed_in_one_order_and_read_in_any():
+    assert str(PowerLaw(1, head=2)) == "gamma=1,head=2"
+    assert str(PowerLaw(0.3, "floor", head=2)) == "gamma=0.3,floor,head=2"
+    assert str(PowerLaw(Fraction(1, 3), head=2)) == "gamma=1/3,head=2"
+    for text in ("gamma=1,head=2,floor", "gamma=1,floor,head=2", "1, head=2, floor"):
+        assert parse_schedule(text) == PowerLaw(1, "floor", head=2)
+    assert str(PowerLaw(1)) == "gamma=1.0"  # as results without a head start are named
+
+
+def test_a_head_start_in_numbers():
+    schedule = PowerLaw(1, head=2)
+    assert schedule.horizons(10, 5).tolist() == [4, 6, 8, 10, 10]
+    assert schedule.exposure(10, 5) == 0.76
+    assert schedule.exposure_limit is None
+    assert schedule.exposure_limit_of(10) == pytest.approx(0.2 * 0.8 + 0.8**2 / 2 + 0.2)
+    assert schedule.exposure_limit_of(2) == 1.0
+    assert PowerLaw(0.3).exposure_limit_of(10) == PowerLaw(0.3).exposure_limit == 1 / 1.3
+    assert schedule.with_gamma(0.5) == PowerLaw(0.5, head=2)
+    assert Full().with_gamma(0.5) == PowerLaw(0.5)
+    with pytest.raises(ZendayaError, match="head start of 10 tokens"):
+        PowerLaw.for_budget(first=10, source=100, steps=165, head=10)

@@ -12,7 +12,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
@@ -127,6 +127,10 @@ class Schedule(ABC):
         step = np.arange(1, count + 1)
         return self.at(step, source=source_array[..., None], steps=steps_array[..., None])
 
+    def least_horizons(self, source: int, steps: int, *, num_steps: int | None = None) -> IntArray:
+        """The horizon at which each step is first tried: below Ω where the schedule holds a step until it is heard."""
+        return self.horizons(source, steps, num_steps=num_steps)
+
     @overload
     def exposure(self, source: int, steps: int) -> float: ...
     @overload
@@ -149,8 +153,15 @@ class Schedule(ABC):
 
         >>> PowerLaw(0.3).buffer(window_tokens=100, max_steps=165)
         22
+        >>> PowerLaw(1, head=50, hold=5).buffer(window_tokens=100, max_steps=165)  # what the first try of step 1 reads
+        1
         """
-        return int(self.at(1, source=window_tokens, steps=max_steps))
+        return int(self.least_horizons(window_tokens, max_steps, num_steps=1)[0])
+
+    @property
+    def hold(self) -> int:
+        """m: a step is held while it attends most to one of the m newest source tokens; 0 holds nothing."""
+        return 0
 
     @property
     def needs_length(self) -> bool:
@@ -159,8 +170,12 @@ class Schedule(ABC):
 
     @property
     def exposure_limit(self) -> float | None:
-        """lim Ē over long sources and many steps, where it has a closed form."""
+        """lim Ē over long sources and many steps, where it has a closed form that does not depend on F."""
         return None
+
+    def exposure_limit_of(self, source: int) -> float | None:
+        """lim Ē over many steps at F = `source`, where it has a closed form; a head start makes it depend on F."""
+        return self.exposure_limit
 
     @property
     def gamma_or_none(self) -> float | None:
@@ -181,6 +196,10 @@ class Schedule(ABC):
         """The schedule for a checkpoint whose training corpus has the length ratio `rho`; None: not known."""
         return self
 
+    def with_gamma(self, gamma: float) -> PowerLaw:
+        """The point of the dial at another γ; a power law keeps its rounding and its head start."""
+        return replace(self, gamma=gamma) if isinstance(self, PowerLaw) else PowerLaw(gamma)
+
     def draw(self, rng: np.random.Generator, *, source: int, stride: float) -> Schedule:
         """The schedule of one training example: always this one."""
         return self
@@ -192,7 +211,9 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class PowerLaw(Schedule):
-    """Ω_i = ⌈F · (i/N̂)^γ⌉ (Eq. 1), the ratio clipped to 1 past N̂: the dial, from offline (γ=0) through real time (1) to starved (>1).
+    """Ω_i = min(F, h + ⌈F · (i/N̂)^γ⌉), the ratio clipped to 1 past N̂: the dial, from offline (γ=0) through real time (1) to starved (>1).
+
+    Without a head start h it is Eq. 1. With γ = 1 it is wait-k at the instance's own stride F/N̂, within one token (method.md §8).
 
     The rounding is that of the real number, for every input: a float64 estimate with an error bound settles nearly all
     steps, and the few that lie within the bound of an integer are settled by exact arithmetic. A float γ stands for the
@@ -200,26 +221,45 @@ class PowerLaw(Schedule):
 
     >>> PowerLaw(gamma=2).horizons(source=100, steps=10)        # floats would say 2 at the first step
     array([  1,   4,   9,  16,  25,  36,  49,  64,  81, 100])
+    >>> PowerLaw(gamma=1, head=2).horizons(source=10, steps=5)
+    array([ 4,  6,  8, 10, 10])
     """
 
-    form = "a number (gamma), gamma=1/3, gamma=0.3,floor"
+    form = "a number (gamma), gamma=1/3, gamma=0.3,floor, gamma=1,head=2, gamma=1,head=100,hold=25"
 
     gamma: float | Fraction
     rounding: Rounding = "ceil"
+    head: int = 0
+    """h, the source tokens of the head start: every step reads so many more, up to F."""
+    hold: int = 0
+    """m: a step is first tried without the head start, and held within it while it attends most to one of the m newest tokens."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", _number(self.gamma, "gamma"))
         if self.rounding not in ("ceil", "floor"):
             raise ScheduleError(f"rounding must be 'ceil' or 'floor': got {self.rounding!r}")
+        for name in ("head", "hold"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < MAX_COUNT:
+                raise ScheduleError(f"{name} must be a whole number of source tokens, at least 0: got {value!r}")
+            object.__setattr__(self, name, int(value))
+        if self.hold and not self.head:
+            raise ScheduleError(f"a hold of {self.hold} tokens needs a head start to hold steps within: add head=, at least 1")
 
     def at(self, step: Ints, *, source: Ints, steps: Ints) -> IntArray:
-        step_array, source_array, steps_array = _together(step=step, source=source, steps=steps)
-        shape = step_array.shape
-        source_array, steps_array = np.atleast_1d(source_array, steps_array)
-        step_array = np.minimum(np.atleast_1d(step_array), steps_array)
+        arrays = _together(step=step, source=source, steps=steps)
+        powers = self._powers(*np.atleast_1d(*arrays)).reshape(arrays[0].shape)
+        return np.minimum(arrays[1], self.head + powers) if self.head else powers
+
+    def least_horizons(self, source: int, steps: int, *, num_steps: int | None = None) -> IntArray:
+        return (replace(self, head=0, hold=0) if self.hold else self).horizons(source, steps, num_steps=num_steps)
+
+    def _powers(self, step_array: IntArray, source_array: IntArray, steps_array: IntArray) -> IntArray:
+        """⌈F · (i/N̂)^γ⌉ (or ⌊·⌋), without the head start."""
+        step_array = np.minimum(step_array, steps_array)
         if self.gamma == 1 and int(source_array.max()) * int(steps_array.max()) < 2**62:  # whole numbers are exact as they are
             product = source_array * step_array
-            return (-(-product // steps_array) if self.rounding == "ceil" else product // steps_array).reshape(shape)
+            return -(-product // steps_array) if self.rounding == "ceil" else product // steps_array
         # log near 0 and log1p near 1 keep the logarithm accurate to the last place for every ratio; the two bounds keep
         # a huge gamma finite: exp(-1e6) is 0 all the same.
         rest = (steps_array - step_array) / steps_array
@@ -243,12 +283,24 @@ class PowerLaw(Schedule):
         for index in zip(*np.nonzero(~settled), strict=True):
             ratio = Fraction(int(step_array[index]), int(steps_array[index]))
             horizons[index] = _round_exactly(int(source_array[index]), ratio, exponent, self.rounding, round(estimate[index]))
-        return horizons.reshape(shape)
+        return horizons
 
     @property
-    def exposure_limit(self) -> float:
-        """lim Ē = 1/(1+γ) (Eq. 3): the exposure of a long source read over many steps."""
-        return 1.0 / (1.0 + float(self.gamma))
+    def exposure_limit(self) -> float | None:
+        """lim Ē = 1/(1+γ) (Eq. 3): the exposure of a long source read over many steps; None where a head start makes it depend on F."""
+        return None if self.head and self.gamma else 1.0 / (1.0 + float(self.gamma))
+
+    def exposure_limit_of(self, source: int) -> float:
+        """lim Ē = η·x + x^{1+γ}/(1+γ) + 1 − x, where η = min(1, h/F) and x = (1−η)^{1/γ} is the share of the steps before Ω = F.
+
+        >>> PowerLaw(gamma=1, head=5).exposure_limit_of(10)  # 0.5 · 0.5 + 0.5² / 2 + 0.5
+        0.875
+        """
+        if (known := self.exposure_limit) is not None:
+            return known
+        gamma, head_share = float(self.gamma), min(1.0, self.head / int(_counts(source, "source")))
+        share = (1.0 - head_share) ** (1.0 / gamma)
+        return head_share * share + share * (1.0 - head_share) / (1.0 + gamma) + 1.0 - share  # x^{1+γ} = x·(1−η)
 
     @property
     def gamma_or_none(self) -> float:
@@ -259,8 +311,8 @@ class PowerLaw(Schedule):
         return self.gamma > 0
 
     @classmethod
-    def for_budget(cls, first: int, source: int, steps: int, rounding: Rounding = "ceil") -> PowerLaw:
-        """γ* = ln(F/B)/ln N̂ (Eq. 4): the dial at which the first step reads about `first` source tokens.
+    def for_budget(cls, first: int, source: int, steps: int, rounding: Rounding = "ceil", head: int = 0) -> PowerLaw:
+        """γ* = ln(F/(B−h))/ln N̂ (Eq. 4): the dial at which the first step reads `first` source tokens, a head start of `head` included.
 
         >>> round(PowerLaw.for_budget(first=10, source=100, steps=165).gamma, 3)
         0.451
@@ -268,25 +320,35 @@ class PowerLaw(Schedule):
         first, source, steps = (int(_counts(v, n)) for v, n in ((first, "first"), (source, "source"), (steps, "steps")))
         if first > source:
             raise ScheduleError(f"the first-token budget cannot exceed the source of {source} tokens: got {first}")
+        head = cls(0.0, rounding, head).head
+        if first <= head:
+            raise ScheduleError(f"a head start of {head} tokens spends the first-token budget: expected one above {head}: got {first}")
         if steps == 1:
             if first == source:
-                return cls(0.0, rounding)
+                return cls(0.0, rounding, head)
             raise ScheduleError("a decode of one step reads the whole source at any gamma: a budget needs steps of at least 2")
         # In real numbers Ω₁ is `first` exactly; the float nearest to γ* may lie on the wrong side of it by its last digit.
-        gamma = math.log(source / first) / math.log(steps)
-        while rounding == "ceil" and cls(gamma).at(1, source=source, steps=steps) > first:
+        gamma = math.log(source / (first - head)) / math.log(steps)
+        while rounding == "ceil" and cls(gamma, "ceil", head).at(1, source=source, steps=steps) > first:
             gamma = math.nextafter(gamma, math.inf)
-        while rounding == "floor" and cls(gamma, "floor").at(1, source=source, steps=steps) < first:
+        while rounding == "floor" and cls(gamma, "floor", head).at(1, source=source, steps=steps) < first:
             gamma = math.nextafter(gamma, 0.0)
-        return cls(gamma, rounding)
+        return cls(gamma, rounding, head)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        match = re.fullmatch(r"(?:gamma=)?([^=,]+)(,floor|,ceil)?", text)
-        return cls(_parse_number(match[1]), "floor" if match[2] == ",floor" else "ceil") if match else None
+        match = re.fullmatch(r"(?:gamma=)?([^=,]+)((?:,ceil|,floor|,head=[^=,]+|,hold=[^=,]+)*)", text)
+        options = match[2].split(",")[1:] if match else []
+        counts = {option[:4]: int(option[5:]) for option in options if "=" in option}
+        rounding = [option for option in options if "=" not in option]
+        if match is None or len(counts) + len(rounding) < len(options) or len(rounding) > 1:  # each at most once, in any order
+            return None
+        return cls(_parse_number(match[1]), "floor" if "floor" in rounding else "ceil", **counts)
 
     def __str__(self) -> str:
-        return f"gamma={self.gamma}" + ("" if self.rounding == "ceil" else ",floor")
+        gamma = str(self.gamma).removesuffix(".0") if self.head else str(self.gamma)  # gamma=1,head=2, but gamma=1.0
+        counts = "".join(f",{name}={value}" for name, value in (("head", self.head), ("hold", self.hold)) if value)
+        return f"gamma={gamma}" + ("" if self.rounding == "ceil" else ",floor") + counts
 
 
 def _round_exactly(source: int, ratio: Fraction, exponent: Fraction, rounding: Rounding, nearest: int) -> int:
@@ -484,7 +546,7 @@ def _parse_number(text: str) -> float | Fraction:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule of a printed form: `0.3`, `gamma=1,floor`, `wait-k=10,stride=2.75`, `full`, `custom=1,2,5`, `learned`.
+    """The schedule of a printed form: `0.3`, `gamma=1,floor`, `gamma=1,head=2`, `wait-k=10,stride=2.75`, `full`, `custom=1,2,5`, `learned`.
 
     >>> parse_schedule("wait-k=10,stride=2.75")
     WaitK(k=10, stride=2.75)

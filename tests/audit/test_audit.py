@@ -20,6 +20,9 @@ FOUND_ON = {
     "segment": "live",
     "bidirectional": "teacher-forced",
     "padding": "teacher-forced, batch",
+    "head": "teacher-forced",
+    "no-head": "teacher-forced",
+    "hold": "live",
     "cache": "incremental",
 }
 
@@ -127,11 +130,11 @@ class LateRuntime(Model):
         session = super().open(schedule, **options)
         step, arrivals = session.rows.step, session._context.input
 
-        def eager(ids, horizon):
+        def eager(ids, horizon, tap=None):
             window = arrivals.window
             if window.index >= 2 and arrivals.queue.items and not window.complete:
                 arrivals._take(arrivals.queue.items[0], window.arrived + 1)
-            return step(ids, min(horizon + (window.index >= 2), window.arrived))
+            return step(ids, min(horizon + (window.index >= 2), window.arrived), tap)
 
         session.rows.step = eager
         return session
@@ -159,7 +162,7 @@ def test_the_same_model_without_the_leak_passes():
 
 
 @pytest.mark.parametrize("name", list(presets()))
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", range(7))
 def test_every_preset_and_schedule_passes(name, index):
     model = Model.from_preset(name)
     report = audit(model, default_schedules(model)[index], cuts=1, max_source=40, max_steps=10)
@@ -168,12 +171,39 @@ def test_every_preset_and_schedule_passes(name, index):
     assert {"teacher-forced, batch", "incremental", "incremental, batch", "live"} <= set(report.steps_tested)
 
 
+class OtherHead(Model):
+    """The runtime forgets the head start, or counts it twice."""
+
+    times = 0
+
+    def open(self, schedule, **options):
+        return super().open(PowerLaw(schedule.gamma_or_none, head=self.times * schedule.head), **options)
+
+
+class TwiceHead(OtherHead):
+    times = 2
+
+
+@pytest.mark.parametrize("plant", [OtherHead, TwiceHead])
+def test_a_runtime_with_another_head_start_is_found(plant):
+    report = audit(Leak("live", model=plant).plant(Model.from_preset("tiny")), PowerLaw(0.5, head=3), cuts=1)
+    assert {violation.path for violation in report.violations} == {"live"}
+
+
+@pytest.mark.parametrize("schedule", [PowerLaw(0.5, head=3), PowerLaw(1, "floor", head=2), PowerLaw(1.5, head=40)], ids=str)
+@pytest.mark.parametrize("length", ["none", "fix", "inf"])
+def test_a_head_start_passes(schedule, length):
+    report = audit(Model.from_preset("tiny", length=length, history=length == "inf"), schedule, cuts=3)
+    assert report.passed, report.first
+    assert report.schedule == str(schedule)
+
+
 @pytest.mark.parametrize("length", ["none", "fix", "inf"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_every_kind_of_model_passes(length, norm):
     decoder = dataclasses.replace(preset("tiny").decoder, norm=norm, source_layers=1)
     model = Model.from_preset("tiny", decoder=decoder, length=length, history=length == "inf")
-    for schedule in (PowerLaw(0.6), WaitK(4, 0.9)):
+    for schedule in (PowerLaw(0.6), PowerLaw(1, head=3), WaitK(4, 0.9)):
         report = audit(model, schedule, cuts=3)
         assert report.passed, report.first
 
@@ -216,7 +246,7 @@ class Hesitant(Model):
     def open(self, schedule, **options):
         session = super().open(schedule, **options)
         step, choose, read = session.rows.step, session._context.rules.choose, []
-        session.rows.step = lambda ids, horizon: (read.append(horizon), step(ids, horizon))[1]
+        session.rows.step = lambda ids, horizon, tap=None: (read.append(horizon), step(ids, horizon, tap))[1]
         session._context.rules.choose = lambda logits_V, text: (
             self.config.framing.end if read[-1] < 2 * len(text) + 5 else choose(logits_V, text)
         )

@@ -1,6 +1,7 @@
 """The command as a user runs it: a process, its two outputs and its exit code."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -45,6 +46,16 @@ def test_a_budget_is_solved_for():
     assert record["first_token"] == 10
 
 
+def test_a_head_start_shows_its_closed_form():
+    shown = run("dial", "--gamma", "1", "--head", "2", "--source", "10", "--steps", "5").stdout
+    assert re.search(r"limit ηx \+ x\^\(1\+γ\)/\(1\+γ\) \+ 1 − x +0\.6800", shown)
+    assert "gamma=1,head=2" in shown
+    assert "1/(1+γ)  " not in shown
+    record = json.loads(run("dial", "--budget", "10", "--head", "4", "--json").stdout)
+    assert (record["head"], record["first_token"]) == (4, 10)
+    assert record["gamma"] == pytest.approx(math.log(100 / 6) / math.log(165))
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_dial_is_plotted(tmp_path, suffix):
     result = run("dial", "--gamma", "1", "--plot", tmp_path / f"dial.{suffix}")
@@ -66,6 +77,9 @@ def test_the_dial_is_plotted(tmp_path, suffix):
         ["dial", "--gamma", "0.3", "--rounding", "up"],
         ["dial", "--gamma", "0.3", "--budget", "10"],
         ["dial", "--budget", "1000"],
+        ["dial", "--budget", "5", "--head", "5"],
+        ["dial", "--gamma", "1", "--head", "-1"],
+        ["dial", "--gamma", "1", "--head", "1.5"],
         ["dial", "--gamma", "0.3", "--plot", "picture.txt"],
         ["dial", "--gamma", "0.3", "--plot", "/no/such/folder/dial.png"],
         ["dial"],

@@ -108,6 +108,7 @@ def test_gamma_windows_and_cuts_are_what_was_asked_for(say):
     assert {event["window_start"] for event in events} == {0, 200, 400}
     assert {event["horizon"] for event in events} == {200}
     assert say(RECORDING, realtime=False, policy="full") == say(RECORDING, realtime=False, gamma=0.0)
+    assert say(RECORDING, realtime=False, policy="gamma=1,head=50") == say(RECORDING, realtime=False, gamma=1.0, head=50)
 
 
 def test_gamma_beyond_training_is_warned_of(say, capsys, tmp_path):
@@ -233,6 +234,8 @@ BAD = [
     ["FILE", "--gamma", "11"],
     ["FILE", "--policy", "gamma=20"],
     ["FILE", "--gamma", "1", "--policy", "full"],
+    ["FILE", "--head", "-1"],
+    ["FILE", "--head", "2", "--policy", "full"],
     ["FILE", "--policy", "tulips"],
     ["FILE", "--cut", "words"],
     ["FILE", "--patience", "-1"],

@@ -165,6 +165,10 @@ def test_scores_of_several_windows_and_clips_by_hand():
     assert found.exposure == pytest.approx((0.75 + 1.0) / 2)
     two = score([by_hand(), by_hand(schedule="wait-k=2,stride=1.0")], metrics=["bleu"])
     assert [(one.schedule, one.exposure_limit) for one in two] == [("gamma=1.0", 0.5), ("wait-k=2,stride=1.0", None)]
+    (headed,) = score([by_hand(schedule="gamma=1,head=1"), by_hand(clip="1", schedule="gamma=1,head=1", window_tokens=2)], metrics=["bleu"])
+    # The limit at W = 4 (η = 1/4) and at W = 2 (η = 1/2); planned: 3, 4 and 4 of 4 tokens, then 2, 2 and 2 of 2.
+    assert headed.exposure_limit == pytest.approx(np.mean([0.25 * 0.75 + 0.75**2 / 2 + 0.25, 0.25 + 0.125 + 0.5]))
+    assert headed.exposure_planned == pytest.approx((11 / 12 + 1) / 2)
     with pytest.raises(ZendayaError, match=r"clip '0' of split 'test' occurs twice under gamma=1\.0"):
         score([by_hand(), by_hand()], metrics=["bleu"])
 
@@ -360,7 +364,7 @@ def test_policies_are_evaluated_with_their_cost(place, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[2].split()[-3:] == ["rows", "revised", "NE"]
     full, *others = json.loads((tmp_path / "scores.json").read_text())["scores"]
-    assert [one["schedule"] for one in others] == ["local-agreement=3", "alignatt=2,chunk=2", "edatt=0.4,last=2,chunk=1"]
+    assert [one["schedule"] for one in others] == ["local-agreement=3", "alignatt=2,chunk=2", "edatt=0.4,last=2"]
     assert full["revised"] == full["normalised_erasure"] == 0
     for one, line in zip(others, lines[4:7], strict=True):
         assert one["decoder_rows"] > full["decoder_rows"] / full["steps"] * one["steps"]

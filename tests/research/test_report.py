@@ -19,6 +19,7 @@ from zendaya.evaluation.metrics.results import write_traces
 from zendaya.evaluation.metrics.significance import bootstrap, paired_bootstrap, statistics
 from zendaya.records import Trace
 from zendaya.research.report import published
+from zendaya.research.report.figures import panels
 from zendaya.research.report.results import Results
 from zendaya.research.report.tables import symmetric
 from zendaya.research.report.write import latex, tex, write_report
@@ -252,6 +253,22 @@ def test_the_first_token_stands_beside_its_prediction(tmp_path):
     (row,) = found["Q1"][1:]
     assert row[-2:] == ["4.0", "6.0"]  # 18 source tokens by the root of 9 steps
     assert found["Q3"][1][-2:] == ["0.5", "–"]  # nothing is lost that the clips could tell
+
+
+def test_a_head_start_is_a_series_of_its_own(tmp_path):
+    made = Made(tmp_path)
+    for decode, loss, lag in (("gamma=1.0", 0.4, 1.0), ("gamma=1,head=2", 0.1, 3.0), ("gamma=1.6,head=2", 0.2, 2.5)):
+        made.add("streaming", "dial+head=0.2", decode, 0, loss, lag)
+    made.add("streaming", "dial+head=0.2", "wait-k=5,stride=1.5", 0, 0.2, 3.8)
+    (group,) = Results(tmp_path).groups
+    assert [one.name for one in group.ordered] == ["z-1", "w-5", "gamma=1,head=2", "gamma=1.6,head=2"]
+    assert [one.name for one in group.by_gamma()] == ["z-1"]
+    (panel,) = panels(Results(tmp_path))
+    assert [(one.name, len(one.points)) for one in panel.series] == [
+        ("ZENDAYA, dial+head=0.2", 1), ("wait-k, dial+head=0.2", 1), ("head=2, dial+head=0.2", 2),
+    ]  # fmt: skip
+    found = dict(tables(report(tmp_path)))
+    assert {row[1] for row in found["Q2"][1:]} == {"z-1 vs w-5", "gamma=1,head=2 vs w-5", "gamma=1.6,head=2 vs w-5"}
 
 
 def test_an_unknown_loss_is_shown_as_missing(tmp_path):

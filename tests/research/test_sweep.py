@@ -21,6 +21,7 @@ from zendaya.errors import ConfigError, ZendayaError
 from zendaya.nn.config import DecoderConfig, ModelConfig
 from zendaya.nn.model import Model
 from zendaya.research.recipes import recipe
+from zendaya.research.report.write import write_report
 from zendaya.research.sweep import cost
 from zendaya.research.sweep.cells import cells_of
 from zendaya.research.sweep.grids import Arm, Decode, Grid, Sizes, grid, grids
@@ -112,7 +113,7 @@ def test_every_cell_is_in_the_table_once(swept):
         for seed in (0, 1)
         for decode in ("gamma={gamma}", next(row.decode_schedule for row in bleu if row.decode_schedule.startswith("wait-k=2,stride=")))
     }
-    assert {row.decode_schedule for row in bleu if row.train_schedule == "dial"} == {"gamma=0.5", "alignatt=2,chunk=1"}
+    assert {row.decode_schedule for row in bleu if row.train_schedule == "dial"} == {"gamma=0.5", "alignatt=2"}
     assert all(row.n == 12 and row.form == "fix" and row.split == "test" and row.corpus == "manifest" for row in rows)
     for row in bleu:
         lag = next(one.value for one in rows if one.cell == row.cell and one.metric == "AL")
@@ -137,7 +138,7 @@ def test_a_second_sweep_skips_done_cells_and_redoes_lost_ones(swept, corpus, tmp
     before = facts(out)
     again = sweep(_tiny(), data=corpus, out=out)
     assert (again.skipped, again.done) == (16, 16)
-    lost = next(row for row in Table(out).rows() if row.decode_schedule == "alignatt=2,chunk=1")
+    lost = next(row for row in Table(out).rows() if row.decode_schedule == "alignatt=2")
     (out / lost.traces).unlink()
     again = sweep(_tiny(), data=corpus, out=out)
     assert (again.skipped, again.done) == (15, 16)
@@ -299,6 +300,20 @@ def test_a_run_is_decoded_before_the_next_is_trained(corpus, tmp_path):
         assert set(cell.needs) <= {before.key for before in cells[:number]}
         if cell.kind == "evaluate":
             assert [before.key for before in cells[:number] if before.kind == "train"][-1] == cell.run
+
+
+def test_head_starts_are_swept_and_reported(corpus, tmp_path):
+    decode = {"mode": "streaming", "scale": "segment", "schedules": ["1", "gamma=1,head=2", "1.3,head=3", "wait-k=2"], "metrics": ["bleu"]}
+    arm = {"recipe": toy(epochs=1).to_dict(), "schedules": ["dial+head"], "decodes": [decode]}
+    assert sweep(Grid.from_dict({"arms": [arm]}, "heads.json"), data=corpus, out=tmp_path / "out").failed == ()
+    rows = Table(tmp_path / "out").rows()
+    assert {row.train_schedule for row in rows} == {"dial+head=0.2"}
+    assert {"gamma=1,head=2", "gamma=1.3,head=3", "gamma=1.0"} < {row.decode_schedule for row in rows}
+    limits = {row.decode_schedule: row.value for row in rows if row.metric == "exposure_limit"}
+    assert limits["gamma=1.0"] == 0.5 < limits["gamma=1,head=2"] < 1
+    text = next(path for path in write_report(tmp_path / "out") if path.suffix == ".md").read_text()
+    for name in ("z-1 ", "gamma=1,head=2", "gamma=1.3,head=3", "gamma=1,head=2 vs w-2"):
+        assert f"| {name}" in text
 
 
 # Grids and costs.

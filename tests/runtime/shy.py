@@ -10,9 +10,9 @@ class ShyModel(Model):
         session, read = super().open(schedule, **options), [0]
         step = session.rows.step
 
-        def watched(ids, horizon):
+        def watched(ids, horizon, tap=None):
             read[0] = horizon
-            return step(ids, horizon)
+            return step(ids, horizon, tap)
 
         def choose(logits_V, text):
             number = len(text) + 1

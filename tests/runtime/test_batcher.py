@@ -126,10 +126,10 @@ def test_a_stream_without_memory_fails_alone(monkeypatch):
             session.push(source(1, 24))
         rows, guilty = engine.rows, sessions[1].rows.cache
 
-        def scarce(caches, ids, horizons, rows=rows, guilty=guilty):
+        def scarce(caches, ids, horizons, taps, rows=rows, guilty=guilty):
             if any(cache is guilty for cache in caches):
                 raise MemoryError
-            return rows(caches, ids, horizons)
+            return rows(caches, ids, horizons, taps)
 
         with monkeypatch.context() as patch:
             patch.setattr(engine, "rows", scarce)

@@ -47,7 +47,7 @@ def run(policy, source, window_tokens=None):
     view, state, log = Table(source), policy.start(), []
     asked = 0
     while not (log and log[-1][0] == END):
-        asked = min(asked + policy.chunk, len(source) + 1)
+        asked = min(asked + (policy.chunk or 1), len(source) + 1)
         view.arrived, view.complete = min(asked, len(source)), asked > len(source)
         while (token := policy.decide(view, state)) is not None:
             view.written.append(token)

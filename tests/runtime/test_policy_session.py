@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from zendaya import Full, Model, PowerLaw, WaitK, ZendayaError
 from zendaya.nn.config import Framing
+from zendaya.runtime.options import Pace
+from zendaya.runtime.policies import parse_policy
 from zendaya.runtime.policies.alignatt import AlignAtt
 from zendaya.runtime.policies.edatt import EDAtt
 from zendaya.runtime.policies.local_agreement import LocalAgreement
@@ -94,7 +96,7 @@ class Masked:
 
 def moments(policy, count):
     """Source arrived each time a policy is asked, and whether it is complete."""
-    asked = [*range(policy.chunk, count + 1, policy.chunk)]
+    asked = [*range(policy.chunk or 1, count + 1, policy.chunk or 1)]
     if count == WINDOW:
         return [(n, n == WINDOW) for n in asked] if asked and asked[-1] == WINDOW else [*((n, False) for n in asked), (WINDOW, True)]
     return [*((n, False) for n in asked), (count, True)]
@@ -234,7 +236,7 @@ def test_cost_of_a_schedule():
         events = decode(session, stream(WINDOW))
         history = 1 + sum(e.token != END for e in events)
         prompt = len(model.config.framing.prompt)
-        assert dataclasses.astuple(session.cost) == (prompt + len(events) - 1 + history, len(events) + 1, 0)
+        assert dataclasses.astuple(session.cost) == (prompt + len(events) - 1 + history, len(events) + 1, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +261,16 @@ def test_a_models_alignment_heads_are_the_default():
     named = decode(MODELS[1].open(AlignAtt(3, heads=((0, 1),))), stream(40))
     assert decode(model.open(AlignAtt(3)), stream(40)) == named != decode(MODELS[1].open(AlignAtt(3)), stream(40))
     assert decode(model.open(AlignAtt(3, layer=1)), stream(40)) == decode(MODELS[1].open(AlignAtt(3)), stream(40))
+
+
+@pytest.mark.parametrize(("plain", "chunked"), [(AlignAtt(2), AlignAtt(2, chunk=4)), (LocalAgreement(), LocalAgreement(4))], ids=str)
+def test_a_policy_asks_once_per_block_by_default(plain, chunked):
+    def run(policy):
+        session = MODELS[0].open(policy, pace=Pace(10.0, 4))
+        return decode(session, stream(30)), session.cost
+
+    assert run(plain) == run(chunked)
+    one_by_one = MODELS[0].open(plain)
+    decode(one_by_one, stream(30))
+    assert one_by_one.cost.rows > run(plain)[1].rows
+    assert parse_policy(str(plain)) == plain

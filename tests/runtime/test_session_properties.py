@@ -22,7 +22,7 @@ MODELS = {
     "ends": Model.from_preset("tiny", tokenizer=TOKENIZER, seed=2, max_steps=10),
     "pauses": ShyModel(dataclasses.replace(CONFIG, end_means_wait=True), TOKENIZER).eval(),
 }
-SCHEDULES = [PowerLaw(0), PowerLaw(0.4), PowerLaw(1), PowerLaw(2, "floor"), WaitK(3, 0.7), Full()]
+SCHEDULES = [PowerLaw(0), PowerLaw(0.4), PowerLaw(1), PowerLaw(2, "floor"), PowerLaw(1, head=2), WaitK(3, 0.7), Full()]
 PATIENCES = [0.0, 0.3, 2.0, math.inf]
 PACES = [None, Pace(4.0), Pace(4.0, 3)]
 TOKENS = torch.randn(400, 16, generator=torch.Generator().manual_seed(0))
@@ -216,6 +216,32 @@ def test_turned_down_the_dial_reads_more_and_up_no_less():
         horizons = [event.horizon for event in events if not event.schedule]
         assert horizons[:at] == plain[:at]
         assert horizons[at] == (24 if gamma == 0 else horizons[at - 1])
+
+
+def test_a_head_start_turned_mid_stream_begins_at_the_next_step():
+    times_s, plain = np.arange(24.0), PowerLaw(1).horizons(24, 10).tolist()
+    for schedule in (PowerLaw(1, head=5), PowerLaw(1)):
+        other = PowerLaw(1) if schedule.head else PowerLaw(1, head=5)
+        events = list(replay(MODELS["ends"].open(schedule, steps=10), TOKENS[:24], times_s, turns=[(14.5, other)]))
+        at = next(i for i, event in enumerate(events) if event.schedule)
+        assert events[at].schedule == str(other)
+        horizons = [event.horizon for event in events if not event.schedule]
+        assert 0 < at < len(horizons), "the turn fell outside the window"
+        before, after = ([min(24, horizon + one.head) for horizon in plain] for one in (schedule, other))
+        assert horizons[:at] == before[:at]
+        assert horizons[at:] == [max(before[at - 1], horizon) for horizon in after[at : len(horizons)]]
+
+
+def test_a_head_start_keeps_its_lead_to_the_end():
+    lead = {}
+    for schedule in (PowerLaw(0.7), PowerLaw(1, head=5)):
+        session = MODELS["ends"].open(schedule, window_tokens=24, steps=10)
+        curve = schedule.horizons(24, 10)
+        written = [*session.push(TOKENS[:24]), *session.finish()]
+        assert [event.horizon for event in written] == curve[: len(written)].tolist()
+        lead[schedule.head] = curve - 24 * np.arange(1, 11) / 10
+    assert lead[None][-2] < lead[None].max() / 2  # spent early, missing late
+    assert lead[5][:7].min() >= 5  # until the whole source is read
 
 
 @pytest.mark.parametrize(

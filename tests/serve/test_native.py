@@ -21,7 +21,7 @@ from zendaya.runtime.engine import engine_for, missing
 from zendaya.runtime.policies import parse_policy
 from zendaya.serve.intake import Served, load_served
 
-POLICIES = ["0", "0.3", "1", "gamma=2,floor", "wait-k=3,stride=0.7", "full", "local-agreement=8"]
+POLICIES = ["0", "0.3", "1", "gamma=2,floor", "gamma=1,head=3", "wait-k=3,stride=0.7", "full", "local-agreement=8"]
 
 
 def rows(seed, count=60):
@@ -201,6 +201,7 @@ HELLO = {"type": "open", "session": "other", "token": "0123456789abcdef"}
         ({**HELLO, "gamma": 1, "policy": "full"}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "wait-k=x"}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "gamma=1e9"}, ("bad_field", "policy", 4400)),
+        ({**HELLO, "policy": "gamma=1,head=-3"}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "custom=" + "1," * 500}, ("bad_field", "policy", 4400)),
         ({**HELLO, "policy": "alignatt=4,heads=9.9"}, ("bad_open", "open", 4400)),
         ({**HELLO, "source": "audio"}, ("bad_field", "source", 4400)),

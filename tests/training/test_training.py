@@ -173,7 +173,7 @@ def test_what_was_learned_by_heart_is_written_again(overfitted, corpus, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_checkpoint_passes_the_audit(overfitted, kind):
     model = Model.from_pretrained(overfitted(kind) / "best")
-    schedules = [PowerLaw(0.0), PowerLaw(0.3), PowerLaw(1.5), WaitK(3, 0.5)] if "dial" in kind else [KINDS[kind][1]]
+    schedules = [PowerLaw(0.0), PowerLaw(0.3), PowerLaw(1.5), PowerLaw(1, head=2), WaitK(3, 0.5)] if "dial" in kind else [KINDS[kind][1]]
     for schedule in schedules:
         if model.length is None and schedule.needs_length:
             continue
@@ -214,7 +214,7 @@ def ceiling(number):
 
 
 @pytest.mark.parametrize("form", ["fix", "inf"])
-@pytest.mark.parametrize("schedule", [PowerLaw(1), PowerLaw(2), PowerLaw(0), WaitK(2, 0.75)], ids=str)
+@pytest.mark.parametrize("schedule", [PowerLaw(1), PowerLaw(2), PowerLaw(0), PowerLaw(1, head=2), WaitK(2, 0.75)], ids=str)
 def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus, tmp_path, recipe):
     from zendaya.data.corpora import registry as corpora
     from zendaya.training.decoding import DecodingTask
@@ -240,16 +240,15 @@ def test_loss_and_horizons_are_those_of_a_slow_reference(form, schedule, corpus,
             def at(step, source=source, steps=steps, arrived=source_FE.shape[0]):
                 if isinstance(schedule, WaitK):
                     return min(source, 2 + math.ceil(Fraction(3, 4) * (step - 1)), arrived)
-                return min(ceiling(source * Fraction(step, steps) ** int(schedule.gamma)), arrived)
+                return min(schedule.head + ceiling(source * Fraction(step, steps) ** int(schedule.gamma)), source, arrived)
 
             past = None
             if example.before is not None:
                 past = (store.get(example.before.clip, "train").values_TE, example.before.ids)
             expected += reference(model, source_FE, list(example.window.ids), at, past)
             if model.length is not None:
-                buffer = (
-                    source_FE.shape[0] if form == "fix" else min(source_FE.shape[0], ceiling(16 * Fraction(1, 30) ** int(schedule.gamma)))
-                )
+                first = schedule.head + ceiling(16 * Fraction(1, 30) ** int(schedule.gamma))
+                buffer = source_FE.shape[0] if form == "fix" else min(source_FE.shape[0], first)
                 history = model.pack_history([past])
                 logits = model.length_logits(source_FE[None], torch.tensor([buffer]), history)
                 length -= float(torch.log_softmax(logits[0], -1)[steps - 1])
@@ -470,7 +469,8 @@ def test_a_store_of_other_features_is_refused(corpus, tmp_path, recipe):
 
 def test_a_recipe_survives_its_file(recipe, tmp_path):
     for name in set(recipes.recipes()) - {"adapt-tiny.en"}:
-        for schedule in (None, "dial", "dial=2+wait-k=0.3", "dial,offline=0.5", "wait-k=7", "wait-k=7,stride=1", "gamma=0.3,floor"):
+        dials = ("dial", "dial=2+wait-k=0.3", "dial,offline=0.5", "dial+wait-k+head=0.1")
+        for schedule in (None, *dials, "wait-k=7", "wait-k=7,stride=1", "gamma=0.3,floor,head=2"):
             config = recipes.configured(name, schedule=schedule)
             assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
@@ -525,9 +525,29 @@ def test_the_dial_is_drawn_as_it_says():
     assert set(np.round(np.array(gammas) * 20)) == set(range(31))
     assert (min(ks), max(ks)) == (1, 20)
     assert {schedule.stride for schedule in drawn if isinstance(schedule, WaitK)} == {2.5}
+    assert not any(getattr(schedule, "head", 0) for schedule in drawn)
 
 
-@pytest.mark.parametrize("text", ["dial=0.5", "dial+wait-k=0.9", "dial=1..5"])
+def test_a_head_start_is_drawn_only_where_it_is_asked_for():
+    sampler = parse_training_schedule("dial+wait-k+head")
+    assert sampler == ScheduleSampler(wait_k=0.2, head=0.2)
+    rng = np.random.default_rng(0)
+    drawn = [sampler.draw(rng, source=40, stride=2.5) for _ in range(4000)]
+    with_head = [schedule for schedule in drawn if getattr(schedule, "head", 0)]
+    assert len(with_head) / 4000 == pytest.approx(0.2, abs=0.03)
+    assert {schedule.head for schedule in with_head} == set(range(1, 11))  # up to a quarter of the source
+    assert {round(schedule.gamma * 20) for schedule in with_head} == set(range(1, 31))
+    assert sampler.draw(np.random.default_rng(0), source=1, stride=1.0) is not None
+    # Without a head, the draws are those of before: one number for the kind, one for γ or k.
+    ours, theirs = np.random.default_rng(1), np.random.default_rng(1)
+    for _ in range(500):
+        kind = theirs.random()
+        number = None if kind < 0.2 else int(theirs.integers(1, 21 if kind < 0.4 else 31))
+        expected = PowerLaw(0.0) if number is None else WaitK(number, 2.5) if kind < 0.4 else PowerLaw(number / 20)
+        assert ScheduleSampler(wait_k=0.2).draw(ours, source=40, stride=2.5) == expected
+
+
+@pytest.mark.parametrize("text", ["dial=0.5", "dial+wait-k=0.9", "dial=1..5", "dial+head=0.8", "dial+head=x", "dial+head+wait-k"])
 def test_a_dial_that_is_none_is_refused(text):
     with pytest.raises(zendaya.ZendayaError):
         parse_training_schedule(text)
@@ -557,6 +577,7 @@ def test_lower_case_recipes_learn_text_without_punctuation():
     [
         (["nonesuch"], "no recipe 'nonesuch'; expected one of charades-sta"),
         (["msvd", "--gamma", "1", "--schedule", "dial"], "give a schedule or gamma, one of the two"),
+        (["msvd", "--head", "2"], "a head start goes with gamma"),
         (["msvd", "--schedule", "dail"], "not a schedule: 'dail'"),
         (["msvd", "--data", "nowhere"], "nowhere"),
         (["nowhere.json"], "nowhere.json"),

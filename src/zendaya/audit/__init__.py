@@ -23,9 +23,9 @@ from zendaya.schedule import Full, PowerLaw, Schedule, WaitK
 
 
 def default_schedules(model: Model) -> list[Schedule]:
-    """The schedules audited by default: the dial over its range, floor rounding, wait-k at the model's own ratio, full context."""
+    """The schedules audited by default: the dial, floor rounding, a head start, wait-k at the model's own ratio, full context."""
     stride = Fraction(model.config.window_tokens, model.config.max_steps)
-    return [PowerLaw(0.0), PowerLaw(0.3), PowerLaw(1.0), PowerLaw(1.5, "floor"), WaitK(5, stride), Full()]
+    return [PowerLaw(0.0), PowerLaw(0.3), PowerLaw(1.0), PowerLaw(1.5, "floor"), PowerLaw(1.0, head=3), WaitK(5, stride), Full()]
 
 
 def audit(

@@ -67,8 +67,18 @@ def check_forced(probe: Probe, *, history: bool) -> None:
             if variant in SAME_SHAPE:
                 probe_NV = logits(probe.model, probe_TE)
                 probe.compare(path, variant, steps, keep, base_NV, probe_NV, locate=locate)
+                if variant == "nan":
+                    _check_reads(probe, path, horizons, keep, probe_NV)
             elif keep > 0:  # a clip has at least one token
                 probe.compare(path, variant, steps, keep, base64_NV, logits(probe.double, probe_TE), exact=False)
+
+
+def _check_reads(probe: Probe, path: str, horizons: list[int], keep: int, probe_NV: Tensor) -> None:
+    """The first step whose horizon reaches a NaN reads it: a mask that opens less than the schedule is not what decoding runs."""
+    step = next((step for step, horizon in enumerate(horizons, start=1) if horizon > keep), None)
+    if step is not None and bool(torch.isfinite(probe_NV[step - 1]).any()):
+        detail = f"the mask does not read source token {keep}, though the schedule gives step {step} the first {horizons[step - 1]}"
+        probe.add(path, "nan", step, keep, detail=detail)
 
 
 def check_forced_batch(probe: Probe, *, history: bool) -> None:

@@ -14,6 +14,11 @@ from zendaya.audit import AuditReport, audit
 from zendaya.nn.cache import Cache
 from zendaya.nn.decoder import Attention, AttentionTap, Decoder, History
 from zendaya.nn.model import Batch, Model
+from zendaya.runtime.engine import Engine
+from zendaya.runtime.options import DecodeOptions
+from zendaya.runtime.policies.base import Policy
+from zendaya.runtime.session import Session
+from zendaya.runtime.writers import ScheduleWriter
 from zendaya.schedule import IntArray, Ints, Learned, PowerLaw, Schedule
 
 
@@ -76,6 +81,44 @@ class _PaddedHorizons(Model):
         return batch
 
 
+class _NoHead(Model):
+    """The mask of training forgets the head start: it opens less than decoding reads."""
+
+    times = 0
+
+    def batch(self, sources: Any, targets: Any, schedule: Any, **options: Any) -> Batch:
+        return super().batch(sources, targets, dataclasses.replace(schedule, head=self.times * schedule.head), **options)
+
+
+class _TwiceHead(_NoHead):
+    """The mask of training counts the head start twice."""
+
+    times = 2
+
+
+class _PeekingWriter(ScheduleWriter):
+    """A step is held by a source token that it may not read yet."""
+
+    def _looks_ahead(self, tap: AttentionTap) -> bool:
+        waiting = [item.tokens_TE for item in self.context.input.queue.items if item.tokens_TE is not None]
+        return super()._looks_ahead(tap) if not waiting else bool(waiting[0][0].sum() > 0)
+
+
+class _PeekingSession(Session):
+    """A session whose steps are held by what they may not read."""
+
+    def _begin_window(self, index: int, start: int) -> None:
+        super()._begin_window(index, start)
+        self._writer.__class__ = _PeekingWriter
+
+
+class _PeekingHold(Model):
+    """A hold that looks at the next source token before it decides."""
+
+    def open(self, schedule: Schedule | Policy, *, engine: Engine | None = None, **options: Any) -> Session:
+        return _PeekingSession(self, DecodeOptions(schedule=schedule, **options), engine=engine)
+
+
 @dataclass(frozen=True)
 class _Decreasing(Schedule):
     """A schedule that reads much first and less later."""
@@ -124,5 +167,8 @@ LEAKS: dict[str, Leak] = {
     "segment": Leak("the segment's own length in a live schedule", scale="segment"),
     "bidirectional": Leak("a bidirectional source layer", decoder=_BidirectionalSource, source_layers=1),
     "padding": Leak("leakage between batch neighbours through padding", model=_PaddedHorizons),
+    "head": Leak("a mask that counts the head start twice", model=_TwiceHead, schedule=PowerLaw(0.5, head=3)),
+    "no-head": Leak("a mask that forgets the head start", model=_NoHead, schedule=PowerLaw(0.5, head=3)),
+    "hold": Leak("a hold that looks at the next source token", model=_PeekingHold, schedule=PowerLaw(1, head=16, hold=4)),
     "cache": Leak("an incremental step that reads all that is cached", decoder=_UnslicedCache),
 }

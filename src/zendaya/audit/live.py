@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zendaya.audit.probe import MORE, VARIANTS, Probe
 from zendaya.errors import SourceError
+from zendaya.nn.decoder import AttentionTap
 from zendaya.records import Event
 from zendaya.schedule import PowerLaw
 
@@ -30,7 +31,8 @@ def check_live(probe: Probe) -> None:
         # Skipped steps advance the schedule without writing, in the end to the whole window.
         place, window = event.step + event.skipped_steps, count if probe.segment else probe.window_tokens
         expected = window if place > probe.steps else int(schedule.at(place, source=window, steps=event.predicted_steps))
-        if event.horizon != expected:
+        least = int(schedule.least_horizons(window, event.predicted_steps, num_steps=place)[-1]) if schedule.hold else expected
+        if not least <= event.horizon <= expected:
             detail = f"window {event.window_index}: the runtime read {event.horizon} tokens where the schedule gives {expected}"
             probe.add("live", "nothing", event.step, expected, detail=detail)
             return
@@ -73,8 +75,8 @@ def _decode(probe: Probe, stream_TE: Tensor, size: int | None = None, limit: int
     last: list[Tensor] = []
     step = session.rows.step
 
-    def watched(ids: Sequence[int], horizon: int) -> Tensor:
-        last[:] = [step(ids, horizon)]
+    def watched(ids: Sequence[int], horizon: int, tap: AttentionTap | None = None) -> Tensor:
+        last[:] = [step(ids, horizon, tap)]
         return last[0]
 
     session.rows.step = watched  # type: ignore[method-assign]

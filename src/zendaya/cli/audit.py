@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zendaya.audit import AuditReport
     from zendaya.nn.model import Model
 
-SCHEDULE = "A schedule, as 0.3, wait-k=10,stride=2, full"
+SCHEDULE = "A schedule, as 0.3, gamma=1,head=2, wait-k=10,stride=2, full"
 
 
 @dataclass(frozen=True, kw_only=True)

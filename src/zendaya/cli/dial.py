@@ -26,6 +26,7 @@ def dial(
     gamma: Annotated[float | None, typer.Option(help="The dial: 0 offline, 1 real time, above 1 starved.")] = None,
     source: Annotated[int, typer.Option(help="F, source tokens.")] = 100,
     steps: Annotated[int, typer.Option(help="N, decode steps.")] = 165,
+    head: Annotated[int, typer.Option(help="Head start: source tokens that every step reads beyond its share.")] = 0,
     budget: Annotated[int | None, typer.Option(help="Solve for gamma: source tokens the first step should read.")] = None,
     rounding: Annotated[Rounding, typer.Option(help="ceil (the theorem's form) or floor.")] = "ceil",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -37,17 +38,17 @@ def dial(
     if (gamma is None) == (budget is None):
         raise ScheduleError("give either --gamma or --budget, one of the two")
     if gamma is not None:
-        schedule = PowerLaw(gamma, rounding)
+        schedule = PowerLaw(gamma, rounding, head)
     else:
-        schedule = PowerLaw.for_budget(first=budget or 0, source=source, steps=steps, rounding=rounding)
+        schedule = PowerLaw.for_budget(first=budget or 0, source=source, steps=steps, rounding=rounding, head=head)
     ours, rival = report.dial_beside_wait_k(schedule, source=source, steps=steps)
     curves = {ours.schedule: ours.horizons, rival.schedule: rival.horizons}
     if plot is not None:
         report.plot_curves(plot, curves, source=source, title=f"F = {source}, N = {steps}")
     if as_json:
         record = {
-            "version": zendaya.__version__, "gamma": float(schedule.gamma), "rounding": rounding, "source": source, "steps": steps,
-            **dataclasses.asdict(ours), "wait_k": dataclasses.asdict(rival),
+            "version": zendaya.__version__, "gamma": float(schedule.gamma), "head": head, "rounding": rounding, "source": source,
+            "steps": steps, **dataclasses.asdict(ours), "wait_k": dataclasses.asdict(rival),
         }  # fmt: skip
         print(json.dumps(record))
         return
@@ -55,8 +56,11 @@ def dial(
     print(report.draw_curves(curves, top=source), end="\n\n")
     rows = [["", ours.schedule, f"{rival.schedule.split(',')[0]} (nearest lag)"]]
     for name, attribute, digits in _FACTS:
-        rows.append([name, *(number(getattr(facts, attribute), f".{digits}f") for facts in (ours, rival))])
+        shown = name.replace("1/(1+γ)", "ηx + x^(1+γ)/(1+γ) + 1 − x") if head else name  # method.md §8
+        rows.append([shown, *(number(getattr(facts, attribute), f".{digits}f") for facts in (ours, rival))])
     print_table(rows)
+    if head:
+        print(f"\nh = {head}, η = min(1, h/F) = {min(1, head / source):.3g}, x = (1−η)^(1/γ)")
 
 
 def presets() -> None:

@@ -36,7 +36,8 @@ class StreamOptions:
     mic: bool = option(False, "Listen to the microphone instead.", name="--mic")
     device: str | None = option(None, "With --mic: which one, by its number or part of its name.")
     gamma: float | None = option(None, "The dial: 0 offline, 1 real time, at most 10, default 0.5, trained up to 1.5. Keys: [ and ].")
-    policy: str | None = option(None, "Another policy instead: wait-k=10,stride=2, full, local-agreement=100 …")
+    head: int = option(0, "Head start: source tokens that every step reads beyond its share of the window.", min=0)
+    policy: str | None = option(None, "Another policy instead: gamma=1,head=500,hold=25, wait-k=10,stride=2, full, alignatt=25 …")
     model: str = option("tiny.en-dial", "The shipped model, an adapter's folder, or a checkpoint.")
     encoder: str | None = option(None, "For a checkpoint: its encoder, if its training run does not name it.")
     realtime: bool | None = option(None, "A file in real time (default on a terminal), or as fast as possible.", name="--realtime/--fast")
@@ -61,8 +62,8 @@ class StreamOptions:
             raise ConfigError(f"--window: expected seconds, above 0: got {self.window_s}")
         if self.device is not None and not self.mic:
             raise ConfigError("--device chooses a microphone: give --mic too")
-        if self.gamma is not None and self.policy is not None:
-            raise ConfigError("give --gamma or --policy, not both")
+        if (self.gamma is not None or self.head) and self.policy is not None:
+            raise ConfigError("give --gamma and --head, or --policy, not both")
 
     @property
     def schedule(self) -> Schedule | Policy:
@@ -70,7 +71,7 @@ class StreamOptions:
         from zendaya.runtime.policies import parse_policy
         from zendaya.schedule import MAX_GAMMA, PowerLaw
 
-        schedule = PowerLaw(0.5 if self.gamma is None else self.gamma) if self.policy is None else parse_policy(self.policy)
+        schedule = PowerLaw(0.5 if self.gamma is None else self.gamma, head=self.head) if self.policy is None else parse_policy(self.policy)
         if (gamma := schedule.gamma_or_none) is not None and gamma > MAX_GAMMA:
             raise ConfigError(f"--gamma: expected a number in 0 … {MAX_GAMMA:g}: got {gamma:g}")
         return schedule

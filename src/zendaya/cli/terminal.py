@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
-from zendaya.schedule import PowerLaw
-
 if TYPE_CHECKING:
     from zendaya.records import Event
     from zendaya.runtime.pipeline import Pipeline
@@ -256,8 +254,9 @@ def caption(
             nonlocal ended
             for key in ask():
                 ended = ended or key in "qQ"
-                if key in "[]" and (gamma := session.schedule.gamma_or_none) is not None:
-                    pipeline.turn(PowerLaw(turned(gamma, key)))
+                schedule = session.schedule
+                if key in "[]" and not schedule.decides_while_reading and (gamma := schedule.gamma_or_none) is not None:
+                    pipeline.turn(schedule.with_gamma(turned(gamma, key)))
             screen.show(lambda: status.line(str(session.schedule), keys=turns))
 
         pipeline.between = between

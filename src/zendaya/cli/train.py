@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class RecipeChanges:
     """Changes to a recipe; None leaves the recipe's own value."""
 
-    schedule: str | None = option(None, "0.3, wait-k=10 (its stride is the corpus's), full, or dial: every γ in one model; dial+wait-k.")
+    schedule: str | None = option(None, "0.3, wait-k=10 (its stride is the corpus's), full, or dial: all γ in one model; dial+wait-k+head.")
     gamma: float | None = option(None, "The dial: 0 offline, 1 real time, above 1 starved.")
+    head: int = option(0, "With --gamma: head start, source tokens that every step reads beyond its share.", min=0)
     seed: int | None = option(None, "Seed of weights, batches, dropout and drawn schedules.", min=0)
     epochs: int | None = option(None, "At most this many epochs.", min=1)
     batch_tokens: int | None = option(None, "Padded source tokens and text rows per micro-batch.", min=1)
@@ -55,7 +56,7 @@ def train(
     from zendaya.research import recipes
 
     loop = {name: value for name, value in vars(changes).items() if value is not None}
-    of_recipe = {name: loop.pop(name, None) for name in ("schedule", "gamma", "seed")}
+    of_recipe = {name: loop.pop(name, None) for name in ("schedule", "gamma", "head", "seed")}
     config = recipes.configured(recipe, **of_recipe)
     config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, **loop))
     out = run.out or Path("runs") / f"{config.name}-{str(config.schedule).replace('=', '')}-seed{config.loop.seed}"

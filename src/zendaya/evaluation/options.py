@@ -21,7 +21,7 @@ class EvalOptions:
     store: str | Path | None = option(None, "Feature store that zendaya encode made; default: features/ of the checkpoint's training run.")
     split: str = option("test", "Split to decode.")
     schedules: Sequence[Schedule | Policy] = option(
-        (PowerLaw(0.0),), "Schedule or policy, as 0.3, wait-k=10,stride=2, full, alignatt=4; may be repeated.", name="--schedule",
+        (PowerLaw(0.0),), "Schedule or policy, as 0.3, gamma=1,head=2, wait-k=10, full, alignatt=4; may be repeated.", name="--schedule",
         each=parse_policy,
     )  # fmt: skip
     streaming: bool = option(

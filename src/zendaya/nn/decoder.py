@@ -63,6 +63,9 @@ class AttentionTap:
         return torch.stack(self.weights_F).mean(0)
 
 
+Taps = Sequence[AttentionTap | None]  # per stream of a call; None where no attention is asked for
+
+
 class Attention(nn.Module):
     """Multi-head attention: softmax(q·kᵀ/√K)·v per head. Keys carry no bias, which the softmax would cancel."""
 

@@ -158,14 +158,16 @@ def train(
 
 def configured(
     recipe_or_config: str | Recipe, *, schedule: str | Schedule | ScheduleSampler | None = None, gamma: float | None = None,
-    seed: int | None = None,
+    head: int = 0, seed: int | None = None,
 ) -> Recipe:  # fmt: skip
-    """A recipe with another schedule, γ or seed."""
+    """A recipe with another schedule, γ (and head start) or seed."""
     config = recipe(recipe_or_config) if isinstance(recipe_or_config, str) else recipe_or_config
     if schedule is not None and gamma is not None:
         raise ConfigError("give a schedule or gamma, one of the two")
+    if head and gamma is None:
+        raise ConfigError(f"a head start goes with gamma: give both, or name a schedule, as gamma=1,head={head}")
     if gamma is not None:
-        schedule = PowerLaw(gamma)
+        schedule = PowerLaw(gamma, head=head)
     if isinstance(schedule, str):
         schedule = parse_training_schedule(schedule)
     if schedule is not None:

@@ -169,9 +169,11 @@ class Batcher:
         """The logits (S, V) of the rows asked for, after the source that they may read was read."""
         behind = [job for job in jobs if job.session.rows.cache.num_source < job.request.horizon]
         self.engine.read_many([job.session.rows.cache for job in behind], [job.session.rows.unread(job.request.horizon) for job in behind])
+        requests = [job.request for job in jobs]
         return self.engine.rows(
-            [job.session.rows.cache for job in jobs], [job.request.ids for job in jobs], [job.request.horizon for job in jobs]
-        )
+            [job.session.rows.cache for job in jobs], [request.ids for request in requests], [request.horizon for request in requests],
+            [request.tap for request in requests],
+        )  # fmt: skip
 
     def _answer(self, job: _Job, logits_V: Tensor, finite: bool, now: Round) -> None:
         session, request = job.session, job.request

@@ -25,6 +25,8 @@ class RowRequest:
     ids: Sequence[int]
     horizon: int
     is_step: bool
+    tap: AttentionTap | None = None
+    """Gets the attention of the last row, where the session asks for it."""
 
 
 class DecoderRows:
@@ -42,11 +44,11 @@ class DecoderRows:
 
     def compute(self, request: RowRequest) -> Tensor:
         """The logits (V) of the last row asked for."""
-        return self.step(request.ids, request.horizon) if request.is_step else self.run(request.ids, request.horizon)
+        return (self.step if request.is_step else self.run)(request.ids, request.horizon, request.tap)
 
-    def step(self, ids: Sequence[int], horizon: int) -> Tensor:
+    def step(self, ids: Sequence[int], horizon: int, tap: AttentionTap | None = None) -> Tensor:
         """The logits (V) of a decode step."""
-        return self.run(ids, horizon)
+        return self.run(ids, horizon, tap)
 
     def run(self, ids: Sequence[int], horizon: int, tap: AttentionTap | None = None) -> Tensor:
         """Rows of text that read the window's first `horizon` tokens: the logits (V) of the last."""

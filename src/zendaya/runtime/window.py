@@ -88,6 +88,16 @@ class WindowInput:
             self._take(items[0], needed)
         return True
 
+    @property
+    def block(self) -> int:
+        """Source tokens that arrive together; 1 where the pace is not known."""
+        return 1 if self.pace is None else self.pace.block
+
+    def next_try(self, horizon: int, most: int) -> int:
+        """The end of the next block after a horizon, `most` at most: where a held step is tried again."""
+        before = self.window.start - self._cut_start + horizon
+        return min(most, horizon + self.block - before % self.block)
+
     def _give_up_s(self, needed: int) -> float:
         """When the patience for the window's first `needed` tokens is over."""
         due_s = self.reached_s

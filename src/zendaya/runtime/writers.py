@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from torch import Tensor
 
+from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
 from zendaya.runtime.policies._view import WindowView
-from zendaya.runtime.policies.base import Policy
+from zendaya.runtime.policies.base import Policy, chosen_heads
 from zendaya.runtime.rows import DecoderRows, RowRequest
 from zendaya.runtime.token_rules import TokenRules
 from zendaya.runtime.window import Window, WindowInput
-from zendaya.schedule import Learned, PowerLaw, Schedule
+from zendaya.schedule import IntArray, Learned, PowerLaw, Schedule
 
 
 class Choice(NamedTuple):
@@ -73,15 +74,19 @@ class Writer(Protocol):
 
 
 class ScheduleWriter:
-    """Writes a step once its horizon has arrived, or its patience is over."""
+    """Writes a step once its horizon has arrived, or its patience is over.
+
+    Under a hold a step has a range of horizons (method.md §9): it is first tried at the least, and tried again at the end of each
+    block up to the largest while its alignment heads look at the newest source tokens.
+    """
 
     def __init__(self, context: WriterContext, schedule: Schedule) -> None:
         self.context, self.schedule = context, schedule
         self.steps, self.skipped, self.floor = 0, 0, 0
         self.gamma: float | None = None
-        self._horizons = list[int]()
-        self._resume = 0
-        """Tokens that must have arrived before a step that was put off is tried again."""
+        self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
+        self._held = 0  # the horizon at which a held step is tried next
+        self._resume = 0  # tokens that must have arrived before a step that was put off is tried again
         self._gamma_index = len(context.model.config.gammas) - 1
 
     def next(self) -> Work:
@@ -96,21 +101,36 @@ class ScheduleWriter:
                     return None
                 self._resume, arrivals.reached_s = 0, arrivals.now_s
             place = step + self.skipped
-            horizon = self._horizons[place - 1] if place <= len(self._horizons) else window.width
+            most, least = (curve[place - 1] if place <= len(curve) else window.width for curve in (self._horizons, self._least))
+            horizon = min(most, max(self._held, least, self.floor))
             if not arrivals.wait(horizon):
                 return None
             effective = min(horizon, window.arrived)
-            token = context.rules.choose((yield RowRequest(context.next_ids(), effective, is_step=True)), window.written)
+            tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most else None
+            logits_V = yield RowRequest(context.next_ids(), effective, is_step=True, tap=tap)
+            token = context.rules.choose(logits_V, window.written)
             whole = effective == window.width or (window.complete and horizon > window.arrived)
-            if whole or not config.end_means_wait or token != config.framing.end:
-                self.floor = horizon
+            waits = config.end_means_wait and token == config.framing.end
+            ended = window.complete and effective == window.arrived
+            if tap is not None and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
+                context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
+                context.rows.cost.withdrawn += 1
+            elif whole or not waits:
+                self.floor, self._held = horizon, 0
                 return Choice(token, horizon, effective)
-            self._put_off(place, horizon, effective, num_rows)
+            else:
+                self._put_off(place, horizon, effective, num_rows)
+
+    def _looks_ahead(self, tap: AttentionTap) -> bool:
+        """Whether the most attended source token is among the newest that a hold waits behind."""
+        attention_F = tap.mean()
+        return int(attention_F.argmax()) >= attention_F.shape[0] - self.schedule.hold
 
     def _put_off(self, place: int, horizon: int, effective: int, num_rows: int) -> None:
         """Nothing to say yet: the row is withdrawn, and written again when it may read more."""
-        self.context.rows.cache.num_rows = num_rows
-        self._resume, self.floor = effective + 1, max(self.floor, effective + 1)
+        self.context.rows.cache.num_rows, self._held = num_rows, 0
+        more = self.context.input.next_try(effective, self.context.window.width) if self.schedule.hold else effective + 1
+        self._resume, self.floor = more, max(self.floor, more)
         if horizon <= self.context.window.arrived:
             self.skipped += 1 + sum(h == horizon for h in self._horizons[place:])
 
@@ -118,9 +138,9 @@ class ScheduleWriter:
         """Within the window N̂ stays, and horizons never fall below the last one (Corollary 1, along the path taken)."""
         self.schedule = schedule
         if self._horizons and not schedule.learned:
-            window, place = self.context.window, len(self.context.window.written) + self.skipped
-            curve = schedule.horizons(window.width, self.steps, num_steps=self.context.max_steps)
-            self._horizons[place:] = np.maximum(curve[place:], self.floor).tolist()
+            place = len(self.context.window.written) + self.skipped
+            for curve, tail in zip((self._horizons, self._least), self._curves(schedule), strict=True):
+                curve[place:] = np.maximum(tail[place:], self.floor).tolist()
             self.gamma = None
 
     def _predict(self) -> bool:
@@ -139,8 +159,13 @@ class ScheduleWriter:
                 return False
             predicted = model.predict_steps(window.arrived_TE, buffer, context.previous)
             self.steps = model.steps_of(predicted, window.width)
-        self._horizons = schedule.horizons(window.width, self.steps, num_steps=context.max_steps).tolist()
+        self._horizons, self._least = (curve.tolist() for curve in self._curves(schedule))
         return True
+
+    def _curves(self, schedule: Schedule) -> tuple[IntArray, IntArray]:
+        """The largest and the least horizon of each step."""
+        width, count = self.context.window.width, self.context.max_steps
+        return schedule.horizons(width, self.steps, num_steps=count), schedule.least_horizons(width, self.steps, num_steps=count)
 
     def _buffer(self, schedule: Schedule) -> int:
         """Tokens that a head reads: fix pools the whole window and waits for it; inf reads the first B, at most what step 1 may."""
@@ -176,7 +201,8 @@ class PolicyWriter:
     def __init__(self, context: WriterContext, policy: Policy) -> None:
         self.context, self.policy = context, policy
         self.steps, self.floor = context.max_steps, 0
-        self._asked_at = min(policy.chunk, context.window.width)
+        self._chunk = policy.chunk or context.input.block
+        self._asked_at = min(self._chunk, context.window.width)
         self._state: Any = policy.start()
         self._view = WindowView(
             context.model, context.rows.cache, context.window.written, context.rows.run, context.rules.choose,
@@ -194,7 +220,7 @@ class PolicyWriter:
                 self.floor = window.arrived
                 return Choice(token, window.arrived, window.arrived)
             assert not window.complete, f"{self.policy} waits for more of a window that is complete"
-            self._asked_at = min(window.arrived + self.policy.chunk, window.width)
+            self._asked_at = min(window.arrived + self._chunk, window.width)
         yield  # a generator like the other writer's: a policy computes its own rows, each of which depends on the one before
 
     def turn(self, schedule: Schedule) -> None:

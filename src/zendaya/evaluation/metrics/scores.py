@@ -47,7 +47,7 @@ class Scores:
     exposure_planned: float
     """Exact Ē of the schedule at each window's W and N̂ (Eq. 2); for a learned schedule or a policy, from its horizons."""
     exposure_limit: float | None
-    """The closed form 1/(1+γ) (Eq. 3), where the schedule has one."""
+    """The closed form 1/(1+γ) (Eq. 3), where the schedule has one; with a head start, that of method.md §8 at each clip's W."""
     steps: float
     """Mean steps written per clip, ends included."""
     predicted_steps: float
@@ -99,7 +99,7 @@ def _score(traces: list[Trace], metrics: Sequence[str], normalise: Normalise) ->
         latency_computing_s=_latency_s(traces, lambda trace: trace.computing_s),
         exposure=float(np.mean([_exposure(trace) for trace in traces])),
         exposure_planned=float(np.mean(planned)),
-        exposure_limit=schedule.exposure_limit,
+        exposure_limit=_limit(schedule, traces),
         steps=float(np.mean([len(trace.tokens) for trace in traces])),
         predicted_steps=float(np.mean([sum(trace.predicted_steps) for trace in traces])),
         reference_steps=float(np.mean(counted)) if counted else None,
@@ -119,6 +119,13 @@ def _planned(schedule: Schedule | Policy, trace: Trace) -> float:
     if schedule.decides_while_reading or schedule.learned:
         return float(np.mean(trace.horizons)) / trace.window_tokens
     return float(np.mean([schedule.exposure(trace.window_tokens, steps) for steps in trace.predicted_steps]))
+
+
+def _limit(schedule: Schedule | Policy, traces: list[Trace]) -> float | None:
+    """The limit of Ē in closed form; where it depends on the source, its mean over clips."""
+    if schedule.decides_while_reading or schedule.exposure_limit is not None:
+        return schedule.exposure_limit
+    return _mean([schedule.exposure_limit_of(trace.window_tokens) for trace in traces])
 
 
 def _latency_s(traces: list[Trace], moments: Callable[[Trace], tuple[float, ...] | None]) -> Latency | None:

@@ -38,7 +38,7 @@ def dial_facts(schedule: Schedule, *, source: int, steps: int) -> DialFacts:
     measures = (latency.average_lagging, latency.average_proportion, latency.differentiable_average_lagging)
     return DialFacts(
         schedule=str(schedule), horizons=horizons, first_token=horizons[0], buffer=schedule.buffer(source, steps),
-        exposure=schedule.exposure(source, steps), exposure_limit=schedule.exposure_limit,
+        exposure=schedule.exposure(source, steps), exposure_limit=schedule.exposure_limit_of(source),
         **{measure.__name__: measure(horizons, source=source, target=steps) for measure in measures},
     )  # fmt: skip
 

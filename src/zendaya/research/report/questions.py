@@ -79,13 +79,13 @@ def lossless_gammas(results: Results) -> Sheet:
 
 
 def against_wait_k(results: Results) -> Sheet:
-    """Q2: every γ against the wait-k nearest to it in lag."""
-    groups = [group for group in results.of("streaming") if group.by_gamma() and group.by_k()]
+    """Q2: every γ, with a head start or without, against the wait-k nearest to it in lag."""
+    groups = [group for group in results.of("streaming") if (group.by_gamma() or group.by_head()) and group.by_k()]
     measures = measures_of(groups)
     header = ("Dataset", "pair", "AL", "DAL", "first", "seeds", *_headings(measures))
     rows = []
     for group in groups:
-        for one in group.by_gamma():
+        for one in (*group.by_gamma(), *group.by_head()):
             rivals = [pair for k in group.by_k() if (pair := shared([one, k]))[0].seeds]
             if not rivals:
                 continue

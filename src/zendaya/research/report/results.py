@@ -38,8 +38,8 @@ class Setting:
 
     @cached_property
     def gamma(self) -> float | None:
-        """γ of a point of the dial; 0, like full context, is the offline baseline."""
-        return parse_policy(self.decode).gamma_or_none
+        """γ of a point of the paper's dial, which has no head start; 0, like full context, is the offline baseline."""
+        return None if "head=" in self.decode else parse_policy(self.decode).gamma_or_none
 
     @cached_property
     def k(self) -> int | None:
@@ -53,8 +53,9 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """ZENDAYA, wait-k, or the name of a policy."""
-        return "ZENDAYA" if self.gamma is not None else "wait-k" if self.k is not None else self.decode.partition("=")[0]
+        """ZENDAYA, wait-k, the head start, or the name of a policy."""
+        other = self.decode.partition(",")[2] if "head=" in self.decode else self.decode.partition("=")[0]
+        return "ZENDAYA" if self.gamma is not None else "wait-k" if self.k is not None else other
 
     @property
     def seeds(self) -> list[int]:
@@ -135,6 +136,9 @@ class Group:
 
     def by_k(self) -> list[Setting]:
         return sorted((one for one in self.settings.values() if one.k is not None), key=lambda one: one.k or 0)
+
+    def by_head(self) -> list[Setting]:
+        return [one for one in self.policies() if "head=" in one.decode]
 
     def policies(self) -> list[Setting]:
         return [one for _, one in sorted(self.settings.items()) if one.gamma is None and one.k is None]

@@ -230,6 +230,7 @@ def _frontier(name: str, offsets: tuple[int, ...], chunks: tuple[int, ...], pair
     ]
 
 
+_HEADS = ("0.7", "1.0", "wait-k=3", "wait-k=5", "wait-k=7", *(f"gamma={γ},head={h}" for h in (2, 3, 4) for γ in (1, 1.3, 1.6)))
 _DILUTION = "three seeds, γ→0 against γ of 0.3, 0.7 and 1"
 _FRONTIER = "a whole-dial model at every γ and k, LocalAgreement, AlignAtt, and a pair trained alone"
 _GRIDS: dict[str, tuple[str, Callable[[], list[Arm]]]] = {
@@ -258,6 +259,10 @@ _GRIDS: dict[str, tuple[str, Callable[[], list[Arm]]]] = {
     ),
     "frontier-multi30k": (
         f"Quality against lag on Multi30k: {_FRONTIER}.", lambda: _frontier("multi30k", (1, 3, 5, 7, 9), (2, 4), ("0.7", "wait-k=3")),
+    ),
+    "head-multi30k": (
+        "Head starts on Multi30k: a whole-dial model that draws them, at heads of 2, 3 and 4 beside γ alone and wait-k, three seeds.",
+        lambda: [_arm("multi30k", ("dial+wait-k+head",), Decode(mode="streaming", scale="segment", schedules=_HEADS), form="-causal")],
     ),
 }  # fmt: skip
 """What each grid is about, and its arms."""

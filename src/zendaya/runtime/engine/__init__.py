@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zendaya.errors import ConfigError
 from zendaya.nn.config import DecoderConfig
-from zendaya.nn.decoder import AttentionTap
+from zendaya.nn.decoder import AttentionTap, Taps
 from zendaya.nn.model import Model
 from zendaya.runtime.engine.native_engine import NativeEngine, missing
 from zendaya.runtime.engine.torch_engine import TorchEngine
@@ -62,8 +62,8 @@ class Engine(Protocol):
     def read_many(self, caches: Sequence[Any], tokens: Sequence[Tensor]) -> None:
         """Each stream reads the source tokens (T, E) that have arrived for it."""
 
-    def rows(self, caches: Sequence[Any], ids: Sequence[Sequence[int]], horizons: Sequence[int]) -> Tensor:
-        """Rows of many streams, each reading its own horizon: the logits (S, V) of the last row of each."""
+    def rows(self, caches: Sequence[Any], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps = ()) -> Tensor:
+        """Rows of many streams, each reading its own horizon: the logits (S, V) of the last row of each; a tap gets its attention."""
 
 
 def engine_for(model: Model, backend: Backend = "auto", *, precision: Precision = "float32", threads: int | None = None) -> Engine:

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from zendaya.errors import ConfigError, SourceError
 from zendaya.nn.config import DecoderConfig
-from zendaya.nn.decoder import AttentionTap, Decoder
+from zendaya.nn.decoder import AttentionTap, Decoder, Taps
 from zendaya.runtime.options import Precision
 
 LIBRARY = "zendaya.runtime.engine._native"
-ABI = 3
+ABI = 4
 """Version of the library's interface; as in engine.h."""
 READ_TOKENS = 256
 """Source tokens per call of the library, which bounds its memory; any chunking gives the same bits."""
@@ -274,16 +274,16 @@ class NativeEngine:
 
     def prefill(self, cache: NativeCache, ids_BN: Tensor, horizon: int, *, tap: AttentionTap | None = None) -> Tensor:
         """Write given rows, all reading `[:horizon]`; returns the logits of the last. A `tap` gets its cross-attention."""
-        return self._write(self._streams_of(cache), ids_BN.tolist(), [int(horizon)] * cache.batch, tap)
+        return self._write(self._streams_of(cache), ids_BN.tolist(), [int(horizon)] * cache.batch, [tap] if tap else ())
 
     def step(self, cache: NativeCache, ids_B: Tensor, horizons: int | Sequence[int], *, tap: AttentionTap | None = None) -> Tensor:
         """One decode step: a row with the last token, reading `[:Ω]` of each stream's source; logits (B, V)."""
         per_stream = [int(h) for h in horizons] if isinstance(horizons, Sequence) else [int(horizons)] * cache.batch
-        return self._write(self._streams_of(cache), ids_B[:, None].tolist(), per_stream, tap)
+        return self._write(self._streams_of(cache), ids_B[:, None].tolist(), per_stream, [tap] if tap else ())
 
-    def rows(self, caches: Sequence[NativeCache], ids: Sequence[Sequence[int]], horizons: Sequence[int]) -> Tensor:
+    def rows(self, caches: Sequence[NativeCache], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps = ()) -> Tensor:
         """Rows of many streams in one call, any number per stream, each reading its own horizon: logits (S, V) of the last rows."""
-        return self._write(self._one_each(caches), ids, horizons, None)
+        return self._write(self._one_each(caches), ids, horizons, taps)
 
     def _one_each(self, caches: Sequence[NativeCache]) -> list[int]:
         streams = self._streams_of(*caches)
@@ -293,30 +293,31 @@ class NativeEngine:
             )
         return streams
 
-    def _write(self, streams: Sequence[int], ids: Sequence[Sequence[int]], horizons: Sequence[int], tap: AttentionTap | None) -> Tensor:
-        if not len(streams) == len(ids) == len(horizons) or not streams:
+    def _write(self, streams: Sequence[int], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps) -> Tensor:
+        if not len(streams) == len(ids) == len(horizons) == len(taps or streams) or not streams:
             raise SourceError(
-                f"{len(streams)} streams need ids and a horizon each: got {len(ids)} lists of ids and {len(horizons)} horizons"
+                f"{len(streams)} streams need ids and a horizon each, and a tap each or none: got {len(ids)} lists of ids and "
+                f"{len(horizons)} horizons"
             )
-        weights_LHF = None
-        if tap is not None:
-            if len(streams) != 1:
-                raise SourceError(f"an attention tap takes a call of one stream: got {len(streams)}")
-            weights_LHF = np.zeros((self.config.layers, self.config.heads, max(0, horizons[0])), np.float32)
+        size = (self.config.layers, self.config.heads)
+        tapped = [(n, tap, np.zeros((*size, max(0, horizons[n])), np.float32)) for n, tap in enumerate(taps) if tap is not None]
         logits_SV = self._logits_buffer(len(streams))
         handles = _pointers(streams)
         try:
             counts, flat, reads = _numbers([len(rows) for rows in ids]), _numbers([i for rows in ids for i in rows]), _numbers(horizons)
         except OverflowError:
             self._refuse(BAD_ARGUMENT, streams, ids, horizons)
+        addresses = _pointers([0] * len(streams))
+        for n, _, weights_LHF in tapped:
+            addresses[n] = _address(weights_LHF)
         result = self._library.zd_rows(
             self._model, len(streams), _address(handles), _address(counts), _address(flat), _address(reads), _address(logits_SV),
-            None if weights_LHF is None else _address(weights_LHF),
+            _address(addresses) if tapped else None,
         )  # fmt: skip
         if result not in (OK, NO_MEMORY, INTERNAL):
             self._refuse(result, streams, ids, horizons)
         _check(self._library, result)
-        if tap is not None and weights_LHF is not None:
+        for _, tap, weights_LHF in tapped:
             tap.weights_F = [torch.from_numpy(weights_LHF[layer, head]) for layer, head in sorted(tap.heads, key=lambda place: place[0])]
         return torch.from_numpy(logits_SV)
 

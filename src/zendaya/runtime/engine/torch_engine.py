@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zendaya.nn.cache import Cache
-from zendaya.nn.decoder import AttentionTap, Decoder
+from zendaya.nn.decoder import AttentionTap, Decoder, Taps
 
 
 class TorchEngine:
@@ -36,9 +36,9 @@ class TorchEngine:
     def step(self, cache: Cache, ids_B: Tensor, horizons: int | Sequence[int], *, tap: AttentionTap | None = None) -> Tensor:
         return self.decoder.step(cache, ids_B, horizons, tap=tap)
 
-    def rows(self, caches: Sequence[Cache], ids: Sequence[Sequence[int]], horizons: Sequence[int]) -> Tensor:
+    def rows(self, caches: Sequence[Cache], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps = ()) -> Tensor:
         device = self.decoder.tokens.weight.device
         return torch.cat([
-            self.decoder.prefill(cache, torch.tensor([list(each)], device=device), horizon)
-            for cache, each, horizon in zip(caches, ids, horizons, strict=True)
+            self.decoder.prefill(cache, torch.tensor([list(each)], device=device), horizon, tap=tap)
+            for cache, each, horizon, tap in zip(caches, ids, horizons, taps or [None] * len(caches), strict=True)
         ])  # fmt: skip

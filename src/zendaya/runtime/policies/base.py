@@ -32,6 +32,8 @@ class Cost:
     """Text rows run: one per step, and one per token of a prompt, a history or written text that is read again."""
     passes: int = 0
     """Calls of the decoder; one call may run many rows."""
+    withdrawn: int = 0
+    """Rows withdrawn because their step was held."""
     revised: int = 0
     """Tokens decoded but not written that the next decode changed, ends of text left out."""
 
@@ -70,8 +72,8 @@ class Policy(ABC):
     form: ClassVar[str]
     """The printed form, for error messages: `name=VALUE[,option=VALUE]`."""
 
-    chunk: int
-    """Source tokens between two decisions; the last chunk of a window may be shorter."""
+    chunk: int | None
+    """Source tokens between two decisions, or None: a block of the encoder. The last chunk of a window may be shorter."""
 
     @abstractmethod
     def start(self) -> Any:
@@ -119,13 +121,13 @@ class AttentionPolicy(Policy):
 
     kinds: ClassVar[dict[str, Callable[[str], Any]]] = {"chunk": int, "layer": int, "heads": parse_heads}
 
-    chunk: int = 1
+    chunk: int | None = None
     layer: int | None = None
     """From 0."""
     heads: Heads = ()
 
     def __post_init__(self) -> None:
-        check_count(1, chunk=self.chunk)
+        check_count(1, chunk=1 if self.chunk is None else self.chunk)
         check_count(0, layer=self.layer or 0, head=min((0, *(place for head in self.heads for place in head))))
 
     def start(self) -> None:
@@ -145,7 +147,8 @@ class AttentionPolicy(Policy):
     def _options(self) -> str:
         """Chunk, layer and heads as they are printed."""
         heads = "+".join(f"{layer}.{head}" for layer, head in self.heads)
-        return f",chunk={self.chunk}" + (f",layer={self.layer}" if self.layer is not None else "") + (f",heads={heads}" if heads else "")
+        chunk = "" if self.chunk is None else f",chunk={self.chunk}"
+        return chunk + (f",layer={self.layer}" if self.layer is not None else "") + (f",heads={heads}" if heads else "")
 
 
 def chosen_heads(model: Model, layer: int | None, heads: Heads) -> Heads:

@@ -30,12 +30,12 @@ class LocalAgreement(Policy):
     At each chunk of source the whole rest of the text is decoded again; once a window is complete, all of it is written.
     """
 
-    form = "local-agreement=CHUNK"
+    form = "local-agreement[=CHUNK]"
 
-    chunk: int
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
-        check_count(1, chunk=self.chunk)
+        check_count(1, chunk=1 if self.chunk is None else self.chunk)
 
     def start(self) -> Agreement:
         return Agreement()
@@ -53,10 +53,10 @@ class LocalAgreement(Policy):
     @classmethod
     def parse(cls, text: str) -> Self:
         chunk, _ = parse_options(text)
-        return cls(int(chunk))
+        return cls(int(chunk) if chunk else None)
 
     def __str__(self) -> str:
-        return f"local-agreement={self.chunk}"
+        return "local-agreement" + ("" if self.chunk is None else f"={self.chunk}")
 
 
 POLICY = LocalAgreement

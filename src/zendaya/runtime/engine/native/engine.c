@@ -14,7 +14,7 @@ typedef struct {
     zd_stream *const *streams;
     const int32_t *counts, *ids, *horizons;
     const float *source;
-    float *logits, *attention_weights;
+    float *logits, *const *attention_weights;
     const int32_t *first; /* the first row of each stream; then 0, 1, … and 1, 1, …: `first` and `counts` of one row per stream */
     float *x, *y;         /* the rows, and the output of the next block: a late thread may still read the rows before */
     zd_worker worker;     /* each thread has its own copy of the batch */
@@ -107,16 +107,16 @@ static const zd_kv_cache *self_kv_of(const zd_stream *s) { return &s->self_kv; }
 static const zd_kv_cache *cross_kv_of(const zd_stream *s) { return &s->cross_kv; }
 static const zd_kv_cache *source_kv_of(const zd_stream *s) { return &s->source_kv; }
 
-/* Attention of one head: row i reads `length` + i · `length_step` positions. */
+/* Attention of one head, at most `most` rows at once: row i reads `length` + i · `length_step` positions. */
 static void attention(
     batch *b, const scratch *d, const zd_stream *s, const zd_kv_cache *kv, int layer, int head, int row, int rows, int length,
-    int length_step, const void *next) {
+    int length_step, int most, const void *next) {
     const zd_model *m = b->m;
     const int width = m->shape.head_dim;
     const float scale = 1.0f / sqrtf((float)width);
     const zd_kv_view view = zd_kv_view_of(s, kv, layer, head);
     for (int done = 0, now; done < rows; done += now) {
-        now = rows - done >= ZD_QUERIES && !b->attention_weights ? ZD_QUERIES : 1;
+        now = rows - done >= most ? most : 1;
         for (int i = 0; i < now; i++) {
             const float *q = row_at(m->projected, row + done + i, m->projected_stride) + head * width;
             for (int n = 0; n < width; n++) d->q[i * m->padded_head_dim + n] = q[n] * scale;
@@ -146,7 +146,7 @@ static void self_attention(batch *b, const scratch *d, int layer, int is_source,
                 zd_kv_put(m->k, s, of(s), layer, head, start + r, k, k + m->inner);
             }
             const int skip = is_last ? b->counts[mine.at] - 1 : 0;
-            attention(b, d, s, of(s), layer, head, first + skip, b->counts[mine.at] - skip, start + skip + 1, 1, next);
+            attention(b, d, s, of(s), layer, head, first + skip, b->counts[mine.at] - skip, start + skip + 1, 1, ZD_QUERIES, next);
         }
     }
     zd_pool_barrier(&b->worker);
@@ -160,13 +160,14 @@ static void cross_attention(batch *b, const scratch *d, int layer) {
         const head_range mine = head_range_of(b, i);
         const zd_stream *s = b->streams[mine.at];
         const int first = b->first[mine.at], horizon = b->horizons[mine.at];
+        float *weights = b->attention_weights ? b->attention_weights[mine.at] : NULL;
         for (int head = mine.first; head < mine.last; head++) {
             const void *next = next_keys(b, cross_kv_of, layer, i, head);
-            if (horizon) attention(b, d, s, &s->cross_kv, layer, head, first, b->counts[mine.at], horizon, 0, next);
+            if (horizon) attention(b, d, s, &s->cross_kv, layer, head, first, b->counts[mine.at], horizon, 0, weights ? 1 : ZD_QUERIES, next);
             for (int row = first; !horizon && row < first + b->counts[mine.at]; row++)
                 memset(row_at(m->attended, row, m->input_stride) + head * width, 0, width * sizeof(float));
-            if (b->attention_weights)
-                memcpy(b->attention_weights + ((size_t)layer * m->shape.heads + head) * horizon, d->scores, horizon * sizeof(float));
+            if (weights)
+                memcpy(weights + ((size_t)layer * m->shape.heads + head) * horizon, d->scores, horizon * sizeof(float));
         }
     }
     zd_pool_barrier(&b->worker);
@@ -391,8 +392,8 @@ int zd_read(zd_model *m, int count, zd_stream *const *streams, const int32_t *co
 
 int zd_rows(
     zd_model *m, int count, zd_stream *const *streams, const int32_t *counts, const int32_t *ids, const int32_t *horizons, float *logits,
-    float *attention_weights) {
-    if (!ids || !horizons || !logits || (attention_weights && count != 1)) return ZD_BAD_ARGUMENT;
+    float *const *attention_weights) {
+    if (!ids || !horizons || !logits) return ZD_BAD_ARGUMENT;
     batch b = {
         .m = m,
         .count = count,

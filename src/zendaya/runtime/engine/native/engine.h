@@ -30,7 +30,7 @@
 #define ZD_EXPORT __attribute__((visibility("default")))
 
 /* Version of this interface. native_engine.py has the same number, and does not use a library with another one. */
-enum { ZD_ABI = 3 };
+enum { ZD_ABI = 4 };
 
 enum {
     ZD_OK = 0,
@@ -110,9 +110,10 @@ ZD_EXPORT int zd_stream_reset(zd_stream *s);
 ZD_EXPORT int zd_read(zd_model *m, int count, zd_stream *const *streams, const int32_t *counts, const float *source);
 
 /* Writes counts[i] rows of text to stream i, which read the first horizons[i] source tokens. `ids` is [sum of counts], `logits` is
-   [count][vocab_size]. `attention_weights` is NULL, or, with one stream, [layers][heads][horizon]: the cross-attention of its last row. */
+   [count][vocab_size]. `attention_weights` is NULL, or one pointer per stream, NULL or to [layers][heads][horizon]: the cross-attention of its
+   last row. */
 ZD_EXPORT int zd_rows(
     zd_model *m, int count, zd_stream *const *streams, const int32_t *counts, const int32_t *ids, const int32_t *horizons, float *logits,
-    float *attention_weights);
+    float *const *attention_weights);
 
 #endif
