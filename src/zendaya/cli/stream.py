@@ -16,7 +16,7 @@ from zendaya.cli.options import check_exists, command
 from zendaya.cli.output import INTERRUPTED, say
 from zendaya.errors import ConfigError, SourceError, ZendayaError
 from zendaya.records import option
-from zendaya.runtime.options import Backend, Cut, DecodeOptions, Precision
+from zendaya.runtime.options import Backend, Cut, DecodeOptions, Precision, Voice
 
 if TYPE_CHECKING:
     from zendaya.records import Event
@@ -46,6 +46,7 @@ class StreamOptions:
     patience_s: float | None = option(None, "Seconds to wait for a late source; for ever if not given.", name="--patience")
     window_s: float | None = option(None, "Longest window in seconds; the model's if not given.", name="--window")
     cut: Cut = option("fixed", "Where windows end: at W (fixed), or where the speaker pauses (pauses).")
+    voice: Voice = option("gate", "Decode speech alone, found by voice activity (gate), or all sound (off).")
     engine: Backend = option("auto", "Decoder engine: native, torch, or auto (native where it was built).")
     precision: Precision = option("float32", "Precision of the native engine: float32 or int8.")
     vtt: Path | None = option(None, "Also write WebVTT subtitles to FILE.")
@@ -202,7 +203,7 @@ def _pipeline(job: _StreamRun, clock: Clock) -> Pipeline:
     given = job.options
     options = DecodeOptions(
         schedule=schedule, window_s=given.window_s, patience_s=float("inf") if given.patience_s is None else given.patience_s,
-        cut=given.cut, engine=given.engine, precision=given.precision,
+        cut=given.cut, voice=given.voice, engine=given.engine, precision=given.precision,
     )  # fmt: skip
     return Pipeline.open(model, encoder, options, clock=clock if job.live else None)
 

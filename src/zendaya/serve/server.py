@@ -105,7 +105,7 @@ class Server:
 
         with self.seated():
             schedule = PowerLaw(self.config.gamma if gamma is None else gamma)
-            feed = Feed(self, self.served.intake(source, rate), DecodeOptions(schedule=schedule))
+            feed = Feed(self, self.served.intake(source, rate), DecodeOptions(schedule=schedule, voice=self.config.voice))
             self.enders.add(feed.stream.end)
             try:
                 yield feed

@@ -138,7 +138,8 @@ async def _answer(request: Request, server: Server, form: FormData, stack: conte
     file, options = _options(server, form)
     encoder = server.served.encoder
     assert encoder is not None
-    feed = Feed(server, AudioIntake(encoder, floats=True), DecodeOptions(schedule=PowerLaw(options.gamma)), timed=False)
+    decoding = DecodeOptions(schedule=PowerLaw(options.gamma), voice=server.config.voice)
+    feed = Feed(server, AudioIntake(encoder, floats=True), decoding, timed=False)
     stack.callback(feed.close)
     reading = asyncio.create_task(_read_file(feed, file))
     stack.push_async_callback(_cancel, reading)

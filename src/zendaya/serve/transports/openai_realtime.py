@@ -187,7 +187,7 @@ class RealtimeSession:
             if len(self.writing) >= MAX_ITEMS:
                 raise FieldError("audio", f"audio: {MAX_ITEMS} items are being transcribed: wait until one is completed", "too_many_items")
             intake = self.server.served.intake("audio", self.rate)
-            self.open = AudioItem(Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self.gamma))))
+            self.open = AudioItem(Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self.gamma), voice=self.server.config.voice)))
             self.writing[self.open] = asyncio.create_task(self.write(self.open))
         await self.open.feed.send(samples, within_s=ROOM_S)
 

@@ -108,7 +108,9 @@ class SimulEvalTransport(Transport):
         self._words, self._seat = Words(), self.server.take_seat()
         try:
             intake = AudioIntake(self.server.served.encoder, floats=True)
-            self._feed = Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self.server.config.gamma)), timed=False)
+            self._feed = Feed(
+                self.server, intake, DecodeOptions(schedule=PowerLaw(self.server.config.gamma), voice=self.server.config.voice), timed=False
+            )
         except BaseException:
             self.end()
             raise

@@ -188,7 +188,7 @@ class _WyomingConnection:
             self._seat = self.server.take_seat()
         except NoSeatError as error:
             raise FieldError("audio-start", f"audio-start: {error}: retry in {RETRY_S} s", "full") from None
-        self._feed = Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self._gamma)))
+        self._feed = Feed(self.server, intake, DecodeOptions(schedule=PowerLaw(self._gamma), voice=self.server.config.voice))
         self._task = asyncio.create_task(self._write(self._feed))
 
     async def _write(self, feed: Feed) -> None:
