@@ -46,7 +46,7 @@ class StreamOptions:
     patience_s: float | None = option(None, "Seconds to wait for a late source; for ever if not given.", name="--patience")
     window_s: float | None = option(None, "Longest window in seconds; the model's if not given.", name="--window")
     cut: Cut = option("fixed", "Where windows end: at W (fixed), or where the speaker pauses (pauses).")
-    voice: Voice = option("gate", "Decode speech alone, found by voice activity (gate), or all sound (off).")
+    voice: Voice = option("auto", "Decode speech alone, found by voice activity (gate; auto for sound), or everything (off).")
     engine: Backend = option("auto", "Decoder engine: native, torch, or auto (native where it was built).")
     precision: Precision = option("float32", "Precision of the native engine: float32 or int8.")
     vtt: Path | None = option(None, "Also write WebVTT subtitles to FILE.")

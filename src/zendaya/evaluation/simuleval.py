@@ -248,7 +248,7 @@ def _add_args(parser: ArgumentParser) -> None:
 def _add_speech_args(parser: ArgumentParser) -> None:
     _add_args(parser)
     parser.add_argument("--model", default="tiny.en-dial", help="A shipped adapter's name, an adapter's folder, a checkpoint's or hub id.")
-    parser.add_argument("--voice", choices=get_args(Voice), default="gate", help="Decode speech alone, or all sound (off).")
+    parser.add_argument("--voice", choices=get_args(Voice), default="auto", help="Decode speech alone (gate), or all sound (off).")
     parser.add_argument("--encoder", help="For a checkpoint: its encoder, as zendaya encode names it: whisper:tiny.en,block_s=1.")
 
 
@@ -279,7 +279,7 @@ def _open(spec: str) -> Encoder[Any, Any]:
 
 
 def _writer(args: Namespace, encoder: Encoder[Any, Any], model: Model) -> WordWriter:
-    options = {"window_tokens": args.window, "steps": args.steps, "max_steps": args.max_steps, "voice": getattr(args, "voice", "off")}
+    options = {"window_tokens": args.window, "steps": args.steps, "max_steps": args.max_steps, "voice": getattr(args, "voice", "auto")}
     by_word = getattr(args, "eval_latency_unit", "word") == "word"
     return WordWriter(encoder, model, as_trained(parse_policy(args.policy), args.model), by_word=by_word, **options)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "torch", "native"]
 Precision = Literal["float32", "int8"]
 Cut = Literal["fixed", "pauses"]
-Voice = Literal["gate", "off"]
+Voice = Literal["auto", "gate", "off"]
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class DecodeOptions:
     """When source tokens are due; a pipeline takes it from its encoder."""
     cut: Cut = "fixed"
     """Where windows end: at W, or also where voice activity finds a pause."""
-    voice: Voice = "gate"
-    """Whether voice activity gates decoding, so that only speech is written about; a source that is no sound has no gate."""
+    voice: Voice = "auto"
+    """Whether only speech is decoded, found by voice activity (gate), or everything (off); auto: gate where the source is sound."""
     engine: Backend = "auto"
     precision: Precision = "float32"
 

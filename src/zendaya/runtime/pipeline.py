@@ -96,7 +96,7 @@ class SourceEncoder:
     def _begin(self, gate: VoiceGate, now_s: float | None) -> Span:
         """A stretch of speech begins."""
         assert gate.position is not None
-        self._state, self._given, self._opened_s = None, 0, gate.heard / SAMPLE_RATE
+        self._state, self._given, self._opened_s = None, 0, gate.known / SAMPLE_RATE
         if self.pauses is not None:
             self.pauses.restart()
         return Span(Tokens.none(self.encoder.traits.dim), now_s, onset=(gate.position, self._opened_s if now_s is None else now_s))
@@ -143,8 +143,9 @@ def resolve(options: DecodeOptions, model: Model, encoder: Encoder[Any, Any]) ->
     traits = encoder.traits
     if not traits.live:
         raise ConfigError(f"{traits.name}: offline only: its tokens read the whole recording; name a live encoder (whisper in block mode)")
-    if options.cut == "pauses" and traits.modality != "audio":
-        raise ConfigError(f"cut=pauses needs sound, and {traits.name} reads {traits.modality}: cut at fixed windows")
+    for name, wrong, instead in (("cut", "pauses", "fixed"), ("voice", "gate", "off")):
+        if getattr(options, name) == wrong and traits.modality != "audio":
+            raise ConfigError(f"{name}={wrong} needs sound, and {traits.name} reads {traits.modality}: give {name}={instead}")
     window_tokens = options.window_tokens if options.window_s is None else round(options.window_s * traits.tokens_per_s)
     fixed = model.length is None and not options.schedule.decides_while_reading
     return dataclasses.replace(
@@ -152,7 +153,7 @@ def resolve(options: DecodeOptions, model: Model, encoder: Encoder[Any, Any]) ->
         window_s=None,
         window_tokens=model.config.window_tokens if window_tokens is None else window_tokens,
         steps=model.config.max_steps if options.steps is None and fixed else options.steps,
-        voice=options.voice if traits.modality == "audio" else "off",
+        voice=options.voice if options.voice != "auto" else "gate" if traits.modality == "audio" else "off",
         pace=options.pace or Pace(traits.tokens_per_s, traits.block_tokens),
     )
 

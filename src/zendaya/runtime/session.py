@@ -69,7 +69,8 @@ class Session:
         self._queue = ArrivalQueue(clock)
         self.rows = DecoderRows(engine)
         self._context = WriterContext(
-            model=model, input=WindowInput(self._queue, options.patience_s, options.pace), rows=self.rows, rules=TokenRules.of(config),
+            model=model, input=WindowInput(self._queue, options.patience_s, options.pace), rows=self.rows,
+            rules=TokenRules.of(config, speech_only=options.voice == "gate"),
             fixed_steps=options.steps, max_steps=options.max_steps or config.max_steps,
         )  # fmt: skip
         self.schedule = self._checked(options.schedule)

@@ -46,6 +46,8 @@ class VoiceGate:
         """Samples so far."""
         self.position: int | None = None
         """Source tokens before the present stretch; None in silence."""
+        self.known = 0
+        """Samples that had been heard when the stretch was found."""
         self._kept_S = np.zeros(0, np.float32)
         """In silence: the last sound, which may come just before speech."""
         self._speech = list[bool]()
@@ -110,6 +112,7 @@ class VoiceGate:
             start = max(kept_from, self.heard - self._run * FRAME - BEFORE)
             self.position = int(start / self._token)
             self.position += self.begin < kept_from
+            self.known = self.heard
             yield GateStep(begins=True)
             yield GateStep(samples_S=self._kept_S[self.begin - kept_from :])
 

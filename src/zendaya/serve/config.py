@@ -52,7 +52,7 @@ class ServeConfig:
     )  # fmt: skip
     max_sessions: int = option(32, "Sessions at the same time; further clients are told to retry.")
     gamma: float = option(0.5, "γ for clients that do not choose one: 0 … 10; models are trained up to 1.5.")
-    voice: Voice = option("gate", "Decode speech alone, found by voice activity (gate), or all sound (off).")
+    voice: Voice = option("auto", "Decode speech alone, found by voice activity (gate; auto for sound), or everything (off).")
     drain_s: float = option(30.0, "Seconds that streams may go on after SIGTERM.", name="--drain")
     max_message: int = 2**20
     """Bytes per message."""
