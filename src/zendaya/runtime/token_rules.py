@@ -18,9 +18,8 @@ END_SHARE = 0.5
 """Where the end may mean "not yet", it is taken only if it is likelier than all words together."""
 
 
-START_SHARE = 0.05
-"""Least probability of a text's first token. With the shipped model noise, hum, claps and music gave 0.01 … 0.05, speech above 0.19
-(docs/LOG.md)."""
+START_SHARE = 0.1
+"""Least probability of a text's first token: between those of noise and of speech (`benchmarks/first_tokens.py`, docs/LOG.md)."""
 
 
 class TokenRule:
@@ -83,7 +82,11 @@ class SureStart(TokenRule):
         return not text and token != self._end
 
     def adjust(self, logits_V: Tensor, text: Sequence[int]) -> None:
-        if not text and float(logits_V.softmax(-1).max()) < START_SHARE:
+        if text:
+            return
+        words_V = logits_V.softmax(-1)
+        words_V[self._end] = 0.0
+        if float(words_V.max()) < START_SHARE:
             logits_V.fill_(-torch.inf)
             logits_V[self._end] = 0.0
 
