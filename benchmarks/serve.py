@@ -529,10 +529,9 @@ def run_load(options: argparse.Namespace) -> dict[str, Any]:
 
 def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], list[Place]]:
     """The text of each stream alone, in this process."""
-    from zendaya import PowerLaw
+    from zendaya import DecodeOptions, Pipeline, PowerLaw
     from zendaya.runtime.engine import engine_for
     from zendaya.runtime.loading import load_live
-    from zendaya.runtime.pipeline import Pipeline, SourceEncoder
     from zendaya.sources.live import at_once
 
     @functools.cache
@@ -542,9 +541,9 @@ def alone(heard: list[Any], gammas: list[float]) -> Callable[[int], list[Place]]
 
     def written(n: int) -> list[Place]:
         model, encoder, engine = loaded()
-        session = model.open(PowerLaw(gammas[n % len(gammas)]), engine=engine)
         samples = heard[n].astype(np.float32) / np.float32(32768)
-        events = Pipeline(session, SourceEncoder(encoder)).run(at_once([samples]))
+        options = DecodeOptions(schedule=PowerLaw(gammas[n % len(gammas)]))
+        events = Pipeline.open(model, encoder, options, engine=engine).run(at_once([samples]))
         return [(event.window_index, event.step, event.token, event.text) for event in events]
 
     return written

@@ -6,7 +6,7 @@ import torch
 
 from zendaya import Model, PowerLaw, WaitK, ZendayaError
 from zendaya.audit import AuditReport, audit, default_schedules
-from zendaya.audit.leaks import LEAKS, Leak
+from zendaya.audit.leaks import LEAKS, Leak, VoiceLeak
 from zendaya.nn.decoder import Decoder
 from zendaya.nn.presets import preset, presets
 
@@ -24,6 +24,7 @@ FOUND_ON = {
     "no-head": "teacher-forced",
     "hold": "live",
     "cache": "incremental",
+    "voice": "voice gate",
 }
 
 
@@ -159,6 +160,9 @@ def test_the_same_model_without_the_leak_passes():
     for name in ("bidirectional", "segment"):  # the plants that change the config or the protocol
         honest = dataclasses.replace(preset("tiny").decoder, source_layers=LEAKS[name].source_layers)
         assert audit(Model.from_preset("tiny", decoder=honest), LEAKS[name].schedule, cuts=2).passed
+    gated = VoiceLeak("an honest gate").audit(Model.from_preset("tiny"))
+    assert gated.passed
+    assert gated.steps_tested["voice gate"] > 50
 
 
 @pytest.mark.parametrize("name", list(presets()))

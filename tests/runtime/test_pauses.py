@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from zendaya.encoders.base import Tokens
 from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.runtime.pauses import PauseWindows
+from zendaya.sources import vad
 from zendaya.sources.media import read_audio
 from zendaya.sources.vad import FRAME, FRAME_S, VoiceDetector
 
@@ -58,17 +59,16 @@ def test_the_network_is_silero_vad_given_the_same_weights(speech, voice):
         warnings.simplefilter("ignore")  # TorchScript is deprecated, which is why it is not used
         theirs = torch.jit.load(str(folder / "silero_vad.jit"))
     state = theirs._model.state_dict()
-    ours = VoiceDetector()
     names = {"stft_conv.weight": "stft.forward_basis_buffer"}
     names |= {f"conv{n + 1}.{part}": f"encoder.{n}.reparam_conv.{part}" for n in range(4) for part in ("weight", "bias")}
     names |= {f"lstm_cell.{part}_{which}": f"decoder.rnn.{part}_{which}" for part in ("weight", "bias") for which in ("ih", "hh")}
     names |= {f"final_conv.{part}": f"decoder.decoder.2.{part}" for part in ("weight", "bias")}
-    ours._weights = {name: state[other].detach() for name, other in names.items()}
-    heard, context = ours.start(), torch.zeros(64)
-    for frame in torch.from_numpy(speech[: 100 * FRAME]).split(FRAME):
-        got = ours._probability(heard, torch.cat([context, frame]))
+    ours = VoiceDetector({name: state[other].detach().numpy() for name, other in names.items()})
+    heard, context = ours.start(), np.zeros(64, np.float32)
+    for frame in speech[: 100 * FRAME].reshape(-1, FRAME):
+        got = ours._probability(heard, np.concatenate([context, frame]))
         context = frame[-64:]
-        assert got == pytest.approx(theirs(frame, 16_000).item(), abs=1e-4)
+        assert got == pytest.approx(theirs(torch.from_numpy(frame), 16_000).item(), abs=1e-4)
 
 
 def test_speech_is_told_from_silence(speech, voice):
@@ -201,5 +201,6 @@ def test_bad_settings_and_a_missing_package_are_one_line(monkeypatch):
         with pytest.raises(ConfigError):
             PauseWindows(150, RATE, voice=Script([]), **bad)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    vad._published.cache_clear()
     with pytest.raises(MissingExtraError, match=r"zendaya\[audio\]"):
         VoiceDetector()

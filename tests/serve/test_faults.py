@@ -136,7 +136,7 @@ schema = schemathesis.openapi.from_dict(SCHEMA)
 
 @pytest.fixture(scope="module")
 def listening(hearing):
-    with serving(hearing, orphan_s=1.0) as one:
+    with serving(hearing, voice="off", orphan_s=1.0) as one:
         yield one
 
 

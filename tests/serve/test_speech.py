@@ -35,10 +35,9 @@ from wyoming.event import Event
 from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 
-from zendaya import Client, PowerLaw
+from zendaya import Client, DecodeOptions, Pipeline, PowerLaw
 from zendaya.runtime.engine import engine_for
 from zendaya.runtime.loading import load_live
-from zendaya.runtime.pipeline import Pipeline, SourceEncoder
 from zendaya.serve.intake import Resampler, Served
 from zendaya.serve.transports import simuleval as remote
 from zendaya.sources.live import at_once
@@ -71,15 +70,15 @@ def pcm(floats):
 
 @pytest.fixture(scope="module")
 def alone(speech):
-    """What a session without a server writes of samples."""
+    """What a pipeline without a server writes of samples, as the command does."""
     engine, known = engine_for(speech.model), {}
 
     def write(samples, gamma=0.5):
         samples = samples.astype(np.float32) / np.float32(32768) if samples.dtype.kind == "i" else samples
         key = (samples.tobytes(), gamma)
         if key not in known:
-            session = speech.model.open(PowerLaw(gamma), engine=engine)
-            known[key] = "".join(event.text for event in Pipeline(session, SourceEncoder(speech.encoder)).run(at_once([samples])))
+            pipeline = Pipeline.open(speech.model, speech.encoder, DecodeOptions(schedule=PowerLaw(gamma)), engine=engine)
+            known[key] = "".join(event.text for event in pipeline.run(at_once([samples])))
         return known[key]
 
     return write
@@ -124,6 +123,17 @@ def test_audio_in_any_chunks_gives_the_same_text(running, alone, pcm, seed):
         captions += client.finish()
     assert "".join(caption.text for caption in captions) == alone(pcm)
     assert all(caption.read_s <= pcm.size / 16000 + 0.02 for caption in captions)
+
+
+def test_speech_after_silence_is_as_without_a_server(running, alone, pcm):
+    stream = np.concatenate([np.zeros(5 * 16_000, "<i2"), pcm, np.zeros(4 * 16_000, "<i2"), pcm])
+    with Client(f"ws://{running.host}", gamma=0.5) as client:
+        for first in range(0, stream.size, 9999):
+            client.send(stream[first : first + 9999])
+        captions = client.finish()
+    assert "".join(caption.text for caption in captions) == alone(stream)
+    assert words(alone(stream)) == 2 * words(alone(pcm))
+    assert min(caption.read_s for caption in captions) > 5
 
 
 def test_streams_with_different_gammas(running, alone, pcm):
@@ -296,7 +306,7 @@ def test_the_rate_cannot_change_within_an_item(running, pcm):
 
 @pytest.mark.parametrize("then", ["append", "commit", "clear"])
 def test_audio_after_a_failed_item_begins_another(hearing, monkeypatch, then):
-    with serving(hearing) as running:
+    with serving(hearing, voice="off") as running:
         one, kind = Realtime(running), "conversation.item.input_audio_transcription"
         one.tell("session.update", session=configured(16000))
         with monkeypatch.context() as patch:
@@ -479,7 +489,7 @@ def test_a_disconnect_before_the_answer_stops_the_work(running, pcm):
 
 
 def test_a_disconnect_while_streaming_stops_the_work(hearing, held, pcm):
-    with serving(hearing) as running, held(running):  # nothing is written, so nothing is sent
+    with serving(hearing, voice="off") as running, held(running):  # nothing is written, so nothing is sent
         data = {"file": ("x.wav", file_of(pcm))}
         with httpx.stream(
             "POST", f"http://{running.host}/v1/audio/transcriptions", files=data, data={"stream": "true"}, timeout=60
@@ -572,7 +582,7 @@ def test_wyoming_closes_at_shutdown_after_the_transcript(hearing):
             while await asyncio.wait_for(client.read_event(), 10) is not None:
                 pass
 
-    with serving(hearing, wyoming_port=0) as running:
+    with serving(hearing, voice="off", wyoming_port=0) as running:
         asyncio.run(talk(running))
         wait_for(lambda: not running.server.seats, 10)
 
@@ -631,7 +641,7 @@ def test_a_bad_segment_is_named(running, body, param):
 
 
 def test_an_evaluation_expires_without_requests(hearing, held, floats):
-    with serving(hearing, orphan_s=0.3) as running, httpx.Client(base_url=f"http://{running.host}", timeout=60) as client:
+    with serving(hearing, voice="off", orphan_s=0.3) as running, httpx.Client(base_url=f"http://{running.host}", timeout=60) as client:
         with concurrent.futures.ThreadPoolExecutor() as threads, held(running):
             client.put("/input", content=json.dumps(segment(floats[:64000], finished=False)))
             asked = threads.submit(client.get, "/output")
@@ -643,7 +653,7 @@ def test_an_evaluation_expires_without_requests(hearing, held, floats):
 
 @pytest.mark.parametrize(("asked", "status"), [("/output", 503), ("/input", 400)])
 def test_a_dropped_evaluation_answers_pending_requests(hearing, held, floats, monkeypatch, asked, status):
-    with serving(hearing, max_unread=1000) as running, httpx.Client(base_url=f"http://{running.host}", timeout=60) as client:
+    with serving(hearing, voice="off", max_unread=1000) as running, httpx.Client(base_url=f"http://{running.host}", timeout=60) as client:
         with concurrent.futures.ThreadPoolExecutor() as threads, held(running):
             body = json.dumps(segment(floats[:64000], finished=False))
             client.put("/input", content=body)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,15 +13,23 @@ import torch
 from torch import Tensor
 
 from zendaya.audit import AuditReport, audit
+from zendaya.audit.probe import Violation
+from zendaya.audit.raw import CHANGES, audit_pipeline
+from zendaya.encoders.base import Encoder, Tokens, Traits
 from zendaya.nn.cache import Cache
 from zendaya.nn.decoder import Attention, AttentionTap, Decoder, History
 from zendaya.nn.model import Batch, Model
+from zendaya.runtime.arrival_queue import Flags
 from zendaya.runtime.engine import Engine
 from zendaya.runtime.options import DecodeOptions
+from zendaya.runtime.pipeline import Pipeline, SourceEncoder, resolve
 from zendaya.runtime.policies.base import Policy
 from zendaya.runtime.session import Session
+from zendaya.runtime.voice import GateStep, VoiceGate
 from zendaya.runtime.writers import ScheduleWriter
 from zendaya.schedule import IntArray, Ints, Learned, PowerLaw, Schedule
+from zendaya.sources.media import SAMPLE_RATE, Samples
+from zendaya.sources.vad import FRAME, VoiceDetector, VoiceState
 
 
 class _OpenHistory(Decoder):
@@ -158,6 +168,75 @@ class Leak:
         return audit(self.plant(model), self.schedule, scale=self.scale, seed=seed, cuts=cuts)
 
 
+class _Blocks(Encoder[Samples, list[Samples]]):
+    """A toy encoder of sound: the loudness of the parts of each 0.1 s."""
+
+    def __init__(self, dim: int) -> None:
+        self.traits = Traits(name="loudness", modality="audio", dim=dim, tokens_per_s=10.0, look_back_s=0.0, look_ahead_s=0.0, live=True)
+
+    def start(self) -> list[Samples]:
+        return []
+
+    def read(self, state: list[Samples], raw: Samples) -> Tokens:
+        before, size = sum(piece.size for piece in state), SAMPLE_RATE // 10
+        state.append(raw)
+        heard_S = np.concatenate(state)
+        new = range(before // size, heard_S.size // size)
+        parts_TES = np.abs(heard_S[new.start * size : new.stop * size]).reshape(len(new), self.traits.dim, size // self.traits.dim)
+        return Tokens(torch.from_numpy(parts_TES.mean(-1)), np.array([(n + 1) / 10 for n in new]))
+
+    def finish(self, state: list[Samples]) -> Tokens:
+        return Tokens.none(self.traits.dim)
+
+
+class _Loud(VoiceDetector):
+    """A toy detector: whatever is loud is speech."""
+
+    def __init__(self) -> None:
+        pass
+
+    def _probability(self, state: VoiceState, read_S: Samples) -> float:
+        return float(np.abs(read_S[-FRAME:]).mean() > 0.01)
+
+
+class _EarlyOnset(VoiceGate):
+    """Speech counts as found half a second before it was."""
+
+    def _decide(self, speech: bool) -> Iterator[GateStep]:
+        for step in super()._decide(speech):
+            self.known -= SAMPLE_RATE // 2 if step.begins else 0
+            yield step
+
+    def speech_of(self, first: int, count: int) -> Flags:
+        return np.ones(count, np.bool_)
+
+
+@dataclass(frozen=True)
+class VoiceLeak(Leak):
+    """A leak in the voice gate, from raw sound to text."""
+
+    gate: type[VoiceGate] = VoiceGate
+
+    def audit(self, model: Model, *, seed: int = 0, cuts: int = 3) -> AuditReport:
+        """The audit of a pipeline behind the leaky gate, on bursts of noise between silences."""
+        encoder = _Blocks(model.config.decoder.source_dim)
+        options = resolve(DecodeOptions(schedule=self.schedule, window_tokens=8, max_steps=4, engine="torch", voice="gate"), model, encoder)
+
+        def open_pipeline() -> Pipeline:
+            return Pipeline(Session(model, options), SourceEncoder(encoder, gate=self.gate(encoder.traits.tokens_per_s, _Loud())))
+
+        noise_S = np.random.default_rng(seed).uniform(-0.2, 0.2, 5 * SAMPLE_RATE).astype(np.float32)
+        noise_S[:SAMPLE_RATE], noise_S[2 * SAMPLE_RATE : -SAMPLE_RATE // 2] = 0, 0
+        found = audit_pipeline(open_pipeline, noise_S, num_cuts=4 * cuts, seed=seed)
+        report = AuditReport(str(self.schedule), seed, self.scale, 8, model.config.max_steps, {"voice gate": found.num_compared})
+        report.probes = found.num_cuts * len(CHANGES)
+        report.violations += [
+            Violation("voice gate", leak.change, leak.token + 1, int(leak.cut_s * encoder.traits.tokens_per_s) + 1, math.nan)
+            for leak in found.leaks
+        ]
+        return report
+
+
 LEAKS: dict[str, Leak] = {
     "history": Leak("history rows open on the current window", decoder=_OpenHistory),
     "decreasing": Leak("a schedule that decreases", schedule=_Decreasing()),
@@ -170,5 +249,6 @@ LEAKS: dict[str, Leak] = {
     "head": Leak("a mask that counts the head start twice", model=_TwiceHead, schedule=PowerLaw(0.5, head=3)),
     "no-head": Leak("a mask that forgets the head start", model=_NoHead, schedule=PowerLaw(0.5, head=3)),
     "hold": Leak("a hold that looks at the next source token", model=_PeekingHold, schedule=PowerLaw(1, head=16, hold=4)),
+    "voice": VoiceLeak("an onset of speech that is known half a second early", gate=_EarlyOnset),
     "cache": Leak("an incremental step that reads all that is cached", decoder=_UnslicedCache),
 }

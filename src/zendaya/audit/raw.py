@@ -18,6 +18,7 @@ from zendaya.encoders.base import Encoder, FloatArray, Tokens
 from zendaya.encoders.registry import EncoderSpec
 from zendaya.errors import ConfigError, SourceError
 from zendaya.records import Event
+from zendaya.runtime.pipeline import Pipeline
 from zendaya.runtime.replay import replay
 from zendaya.runtime.session import Session
 from zendaya.schedule import Schedule
@@ -125,11 +126,53 @@ def audit_to_text(
         found = written(got, cut_s)
         compared += len(expected)
         if found != expected and not (change == "broken" and arrivals == "own" and found == expected[: len(found)]):
-            same = [ours == theirs for ours, theirs in zip(expected, found, strict=False)]
-            first = same.index(False) if False in same else len(same)
-            moment_s = (expected if first < len(expected) else found)[first].arrival_s
-            leaks.append(RawLeak(cut_s, change, first, moment_s, np.inf))
+            leaks.append(_event_leak(expected, found, cut_s, change))
     return RawAudit(f"{encoder.traits.name} to text", len(trials.cuts_s), compared, tuple(leaks))
+
+
+def audit_pipeline(open_pipeline: Callable[[], Pipeline], raw: Raw, *, num_cuts: int = 6, seed: int = 0) -> RawAudit:
+    """Audit a whole pipeline, its voice gate included: raw input goes in, events come out. It has no clock, as in `audit_to_text`."""
+    source, generator = open_pipeline().source, np.random.default_rng(seed)
+    assert source is not None
+    ends_s, longest, replaced = _pieces(source.encoder, raw)
+
+    def written(given: Any, until_s: float) -> Iterator[Event]:
+        pipeline, first = open_pipeline(), 0
+        while first < len(given):
+            count = int(generator.integers(1, longest + 1))
+            try:
+                yield from pipeline.read(given[first : first + count])
+            except SourceError:  # of input that was broken on purpose
+                return
+            first += count
+        if until_s == np.inf:
+            yield from pipeline.end()
+
+    reference = list(written(raw, np.inf))
+    early_s = [event.arrival_s for event in reference if event.arrival_s < ends_s[-1]]
+    sharp_s = generator.choice(early_s, min(len(early_s), num_cuts - num_cuts // 2), replace=False).tolist() if early_s else []
+    leaks, compared = [], 0
+    cuts_s = sorted([*sharp_s, *generator.uniform(0, ends_s[-1], num_cuts - len(sharp_s)).tolist()])
+    for cut_s, change in itertools.product(cuts_s, CHANGES):
+        kept = int(np.searchsorted(ends_s, cut_s, side="right"))
+        expected = [event for event in reference if event.arrival_s <= cut_s]
+        events = written(replaced(kept, change, generator), cut_s)
+        found = list(itertools.takewhile(functools.partial(_is_by, cut_s), events))
+        compared += len(expected)
+        if found != expected:
+            leaks.append(_event_leak(expected, found, cut_s, change))
+    return RawAudit(f"{source.encoder.traits.name} in a pipeline", len(cuts_s), compared, tuple(leaks))
+
+
+def _is_by(until_s: float, event: Event) -> bool:
+    return event.arrival_s <= until_s
+
+
+def _event_leak(expected: Sequence[Event], found: Sequence[Event], cut_s: float, change: str) -> RawLeak:
+    """The first event that differs."""
+    same = [ours == theirs for ours, theirs in zip(expected, found, strict=False)]
+    first = same.index(False) if False in same else len(same)
+    return RawLeak(cut_s, change, first, (expected if first < len(expected) else found)[first].arrival_s, np.inf)
 
 
 class _Trials:

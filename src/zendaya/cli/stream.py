@@ -17,7 +17,7 @@ from zendaya.cli.options import check_exists, command
 from zendaya.cli.output import INTERRUPTED, say
 from zendaya.errors import ConfigError, SourceError, ZendayaError
 from zendaya.records import option
-from zendaya.runtime.options import Backend, Cut, DecodeOptions, Precision
+from zendaya.runtime.options import Backend, Cut, DecodeOptions, Precision, Voice
 
 if TYPE_CHECKING:
     from zendaya.encoders.base import Traits
@@ -45,6 +45,7 @@ class StreamOptions:
     patience_s: float | None = option(None, "Seconds to wait for a late source; for ever if not given.", name="--patience")
     window_s: float | None = option(None, "Longest window in seconds; the model's if not given.", name="--window")
     cut: Cut = option("fixed", "Where windows end: at W (fixed), or where the speaker pauses (pauses).")
+    voice: Voice = option("auto", "Decode speech alone, found by voice activity (gate; auto for sound), or everything (off).")
     engine: Backend = option("auto", "Decoder engine: native, torch, or auto (native where it was built).")
     precision: Precision = option("float32", "Precision of the native engine: float32 or int8.")
     vtt: Path | None = option(None, "Also write WebVTT subtitles to FILE.")
@@ -186,7 +187,7 @@ def _pipeline(given: StreamOptions, schedule: Schedule | Policy, clock: Clock) -
         say(warning)
     options = DecodeOptions(
         schedule=schedule, window_s=given.window_s, patience_s=float("inf") if given.patience_s is None else given.patience_s,
-        cut=given.cut, engine=given.engine, precision=given.precision,
+        cut=given.cut, voice=given.voice, engine=given.engine, precision=given.precision,
     )  # fmt: skip
     return Pipeline.open(model, encoder, options, clock=clock if given.live else None)
 

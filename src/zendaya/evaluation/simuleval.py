@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -32,8 +32,10 @@ from zendaya.files import write_atomically
 from zendaya.nn.model import Model
 from zendaya.nn.tokenizer import Tokenizer
 from zendaya.records import Event, Trace
+from zendaya.runtime.engine import Engine
 from zendaya.runtime.loading import as_trained, load_adapted, load_model
-from zendaya.runtime.pipeline import Pipeline, SourceEncoder
+from zendaya.runtime.options import DecodeOptions, Voice
+from zendaya.runtime.pipeline import Pipeline
 from zendaya.runtime.policies import Policy, parse_policy
 from zendaya.schedule import Schedule
 from zendaya.sources.media import SAMPLE_RATE
@@ -183,20 +185,22 @@ class WordWriter:
     """Raw input to whole words as it arrives: an encoder, and a new session per source."""
 
     def __init__(
-        self, encoder: Encoder[Any, Any], model: Model, policy: Schedule | Policy, *, by_word: bool = True, **options: Any
-    ) -> None:
+        self, encoder: Encoder[Any, Any], model: Model, policy: Schedule | Policy, *, by_word: bool = True, engine: Engine | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
         traits, config = encoder.traits, model.config.decoder
         gives = f"{traits.dim} {'ids' if traits.ids else 'features'}"
         reads = f"{config.source_dim} {'ids' if config.source_vocab else 'features'}"
         if gives != reads:
             raise ConfigError(f"{traits.name} gives {gives} per token, the model reads {reads}: they do not fit")
         self.encoder, self.model, self.policy, self.by_word, self.options = encoder, model, policy, by_word, options
+        self.engine = engine
         self.start()
 
     def start(self) -> None:
         """Begin a new source."""
-        session = self.model.open(self.policy, **self.options)
-        self._pipeline, self._words = Pipeline(session, SourceEncoder(self.encoder)), Words()
+        options = DecodeOptions(schedule=self.policy, engine="torch", **self.options)
+        self._pipeline, self._words = Pipeline.open(self.model, self.encoder, options, engine=self.engine), Words()
 
     def read(self, raw: Any) -> str:
         """Read the next raw input; return the words it completes."""
@@ -226,6 +230,7 @@ def _add_args(parser: ArgumentParser) -> None:
 def _add_speech_args(parser: ArgumentParser) -> None:
     _add_args(parser)
     parser.add_argument("--model", default="tiny.en-dial", help="A shipped adapter's name, an adapter's folder, a checkpoint's or hub id.")
+    parser.add_argument("--voice", choices=get_args(Voice), default="auto", help="Decode speech alone (gate), or all sound (off).")
     parser.add_argument("--encoder", help="For a checkpoint: its encoder, as zendaya encode names it: whisper:tiny.en,block_s=1.")
 
 
@@ -256,7 +261,7 @@ def _open(spec: str) -> Encoder[Any, Any]:
 
 
 def _writer(args: Namespace, encoder: Encoder[Any, Any], model: Model) -> WordWriter:
-    options = {"window_tokens": args.window, "steps": args.steps, "max_steps": args.max_steps}
+    options = {"window_tokens": args.window, "steps": args.steps, "max_steps": args.max_steps, "voice": getattr(args, "voice", "auto")}
     by_word = getattr(args, "eval_latency_unit", "word") == "word"
     return WordWriter(encoder, model, as_trained(parse_policy(args.policy), args.model), by_word=by_word, **options)
 

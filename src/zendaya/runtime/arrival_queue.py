@@ -16,15 +16,20 @@ from torch import Tensor
 from zendaya.errors import SourceError
 
 Times = float | Sequence[float] | npt.NDArray[np.floating[Any]]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass
 class StreamItem:
-    """Something that happens to a stream: tokens arrive, the window is cut, time passes, the source ends."""
+    """Something that happens to a stream: tokens arrive, the window is cut, speech begins, time passes, the source ends."""
 
-    kind: Literal["tokens", "cut", "time", "end"]
+    kind: Literal["tokens", "cut", "onset", "time", "end"]
     time_s: float
     tokens_TE: Tensor | None = None
+    speech_T: Flags | None = None
+    """Which of the tokens hold speech; None: all may."""
+    position: int = 0
+    """Of an onset: source tokens of the stream before it."""
 
 
 class ArrivalQueue:
@@ -36,16 +41,22 @@ class ArrivalQueue:
         self.finished = False
         self._seen_s = self._pushed_s = -math.inf
 
-    def push(self, tokens_TE: Tensor, arrival_s: Times | None) -> None:
+    def push(self, tokens_TE: Tensor, arrival_s: Times | None, speech_T: Flags | None = None) -> None:
         """Queue tokens with one arrival time for all or one per token; without a time, the clock's or the last one."""
         self._check_open()
         for time_s, first, last in self._groups(tokens_TE.shape[0], arrival_s):
-            self.items.append(StreamItem("tokens", time_s, tokens_TE[first:last]))
+            flags_T = None if speech_T is None else speech_T[first:last]
+            self.items.append(StreamItem("tokens", time_s, tokens_TE[first:last], flags_T))
 
     def cut(self, now_s: float | None) -> None:
         """The window ends here."""
         self._check_open()
         self.items.append(StreamItem("cut", self._moment(now_s)))
+
+    def begin_speech(self, position: int, now_s: float | None) -> None:
+        """Speech begins after silence: the next token is that at `position`."""
+        self._check_open()
+        self.items.append(StreamItem("onset", self._moment(now_s), position=position))
 
     def advance(self, now_s: float | None) -> None:
         """Time has passed; after the end of the source it does not matter."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "torch", "native"]
 Precision = Literal["float32", "int8"]
 Cut = Literal["fixed", "pauses"]
+Voice = Literal["auto", "gate", "off"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class DecodeOptions:
     """When source tokens are due; a pipeline takes it from its encoder."""
     cut: Cut = "fixed"
     """Where windows end: at W, or also where voice activity finds a pause."""
+    voice: Voice = "auto"
+    """Whether only speech is decoded, found by voice activity (gate), or everything (off); auto: gate where the source is sound."""
     engine: Backend = "auto"
     precision: Precision = "float32"
 
@@ -60,6 +63,6 @@ class DecodeOptions:
             raise ConfigError(f"patience_s must be at least 0 (0 never waits, inf always does): got {self.patience_s}")
         if self.window_s is not None and not 0 < self.window_s < math.inf:
             raise ConfigError(f"window_s must be a number of seconds above 0: got {self.window_s}")
-        for name, kinds in (("cut", Cut), ("engine", Backend), ("precision", Precision)):
+        for name, kinds in (("cut", Cut), ("voice", Voice), ("engine", Backend), ("precision", Precision)):
             if getattr(self, name) not in get_args(kinds):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(kinds))}: got {getattr(self, name)!r}")

@@ -27,6 +27,10 @@ class PauseWindows:
         self.window_tokens, self.tokens_per_s = window_tokens, tokens_per_s
         self._least, self._pause = max(1, round(share * window_tokens)), round(pause_s / FRAME_S)
         self._voice = voice or VoiceDetector()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with a new stream."""
         self._state = self._voice.start()
         self._speech = list[bool]()
         """Speech or not, for each frame from `_first` on."""

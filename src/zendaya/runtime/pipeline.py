@@ -12,18 +12,23 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from zendaya.encoders.base import Encoder, Tokens
 from zendaya.errors import ConfigError
 from zendaya.nn.model import Model
 from zendaya.records import Event
-from zendaya.runtime.arrival_queue import Times
+from zendaya.runtime.arrival_queue import Flags, Times
 from zendaya.runtime.engine import Engine, engine_for
 from zendaya.runtime.options import DecodeOptions, Pace
 from zendaya.runtime.pauses import PauseWindows
 from zendaya.runtime.policies.base import Policy
 from zendaya.runtime.session import Session, SourceTokens
+from zendaya.runtime.voice import VoiceGate
 from zendaya.schedule import Schedule
 from zendaya.sources.live import Arrival
+from zendaya.sources.media import SAMPLE_RATE
+from zendaya.sources.vad import 
 
 
 @dataclass(frozen=True)
@@ -35,25 +40,81 @@ class Span:
     """When they arrived; without it, when the encoder says."""
     cut_s: float | None = None
     """When a pause after them was known; None where the window goes on."""
+    speech_T: Flags | None = None
+    """Which of the tokens hold speech; None where nobody listens for it."""
+    onset: tuple[int, float] | None = None
+    """Speech begins before them: the source tokens of the stream before it, and when that was known."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it tells the session nothing."""
+        return not len(self.tokens) and self.cut_s is None and self.onset is None
 
 
 class SourceEncoder:
-    """The encoder's half: raw input to spans, cut where voice activity finds a pause."""
+    """The encoder's half: raw input to spans, gated by voice activity and cut where it finds a pause.
 
-    def __init__(self, encoder: Encoder[Any, Any], pauses: PauseWindows | None = None) -> None:
-        self.encoder, self.pauses = encoder, pauses
+    Behind a gate each stretch of speech is encoded like a recording of its own; times and positions stay those of the stream.
+    """
+
+    def __init__(self, encoder: Encoder[Any, Any], pauses: PauseWindows | None = None, gate: VoiceGate | None = None) -> None:
+        self.encoder, self.pauses, self.gate = encoder, pauses, gate
         self._state: Any = None
+        self._opened_s = 0.0
+        """When the gate was opened."""
+        self._given = 0
+        """Source tokens of the stretch so far."""
 
     @staticmethod
     def of(encoder: Encoder[Any, Any], options: DecodeOptions) -> SourceEncoder:
         """The half that resolved options ask for."""
-        if options.cut == "fixed":
-            return SourceEncoder(encoder)
+        rate = encoder.traits.tokens_per_s
         assert options.window_tokens is not None
-        return SourceEncoder(encoder, PauseWindows(options.window_tokens, encoder.traits.tokens_per_s))
+        pauses = PauseWindows(options.window_tokens, rate) if options.cut == "pauses" else None
+        return SourceEncoder(encoder, pauses, VoiceGate(rate) if options.voice == "gate" else None)
 
     def read(self, raw: Any, now_s: float | None = None) -> Iterator[Span]:
         """Spans of the source tokens that the next raw input completes."""
+        if self.gate is None:
+            yield from self._encode(raw, now_s)
+            return
+        for step in self.gate.read(raw):
+            if step.begins:
+                yield self._begin(self.gate, now_s)
+            elif step.ends:
+                yield dataclasses.replace(self._finish(now_s), cut_s=self.gate.heard / SAMPLE_RATE if now_s is None else now_s)
+            else:
+                yield from (self._placed(span, self.gate) for span in self._encode(step.samples_S, now_s) if not span.empty)
+
+    def finish(self, now_s: float | None = None) -> Span:
+        """The source tokens that waited for more raw input; input after this begins anew."""
+        if self.gate is None:
+            return self._finish(now_s)
+        span = self._finish(now_s) if self.gate.position is not None else Span(Tokens.none(self.encoder.traits.dim), now_s)
+        self.gate.finish()
+        return span
+
+    def _begin(self, gate: VoiceGate, now_s: float | None) -> Span:
+        """A stretch of speech begins."""
+        assert gate.position is not None
+        self._state, self._given, self._opened_s = None, 0, gate.known / SAMPLE_RATE
+        if self.pauses is not None:
+            self.pauses.restart()
+        return Span(Tokens.none(self.encoder.traits.dim), now_s, onset=(gate.position, self._opened_s if now_s is None else now_s))
+
+    def _placed(self, span: Span, gate: VoiceGate) -> Span:
+        """A span of a stretch with the times of the stream: what waited for the gate came when it opened."""
+        since_S, count = gate.begin, len(span.tokens)
+        # On whole samples, so that rounding makes no token earlier than its last sample.
+        arrival_s = np.maximum(np.ceil(span.tokens.arrival_s * SAMPLE_RATE - 1e-3) + since_S, self._opened_s * SAMPLE_RATE) / SAMPLE_RATE
+        cut_s = span.cut_s
+        if cut_s is not None and span.now_s is None:
+            cut_s = max(self._opened_s, cut_s + since_S / SAMPLE_RATE)
+        speech_T = gate.speech_of(self._given, count)
+        self._given += count
+        return dataclasses.replace(span, tokens=Tokens(span.tokens.values_TE, arrival_s), cut_s=cut_s, speech_T=speech_T)
+
+    def _encode(self, raw: Any, now_s: float | None) -> Iterator[Span]:
         if self._state is None:
             self._state = self.encoder.start()
         if self.pauses is None:
@@ -63,10 +124,10 @@ class SourceEncoder:
         for tokens in self.encoder.blocks(self._state, raw):
             yield from self._cut(tokens, self.pauses, now_s)
 
-    def finish(self, now_s: float | None = None) -> Span:
-        """The source tokens that waited for more raw input; input after this begins anew."""
+    def _finish(self, now_s: float | None) -> Span:
         state, self._state = self._state, None
-        return Span(self.encoder.finish(self.encoder.start() if state is None else state), now_s)
+        span = Span(self.encoder.finish(self.encoder.start() if state is None else state), now_s)
+        return span if self.gate is None else self._placed(span, self.gate)
 
     @property
     def context_start_s(self) -> float:
@@ -88,8 +149,9 @@ def resolve(options: DecodeOptions, model: Model, encoder: Encoder[Any, Any]) ->
     traits = encoder.traits
     if not traits.live:
         raise ConfigError(f"{traits.name}: offline only: its tokens read the whole recording; name a live encoder (whisper in block mode)")
-    if options.cut == "pauses" and traits.modality != "audio":
-        raise ConfigError(f"cut=pauses needs sound, and {traits.name} reads {traits.modality}: cut at fixed windows")
+    for name, wrong, instead in (("cut", "pauses", "fixed"), ("voice", "gate", "off")):
+        if getattr(options, name) == wrong and traits.modality != "audio":
+            raise ConfigError(f"{name}={wrong} needs sound, and {traits.name} reads {traits.modality}: give {name}={instead}")
     window_tokens = options.window_tokens if options.window_s is None else round(options.window_s * traits.tokens_per_s)
     fixed = model.length is None and not options.schedule.decides_while_reading
     return dataclasses.replace(
@@ -97,6 +159,7 @@ def resolve(options: DecodeOptions, model: Model, encoder: Encoder[Any, Any]) ->
         window_s=None,
         window_tokens=model.config.window_tokens if window_tokens is None else window_tokens,
         steps=model.config.max_steps if options.steps is None and fixed else options.steps,
+        voice=options.voice if options.voice != "auto" else "gate" if traits.modality == "audio" else "off",
         pace=options.pace or Pace(traits.tokens_per_s, traits.block_tokens),
     )
 
@@ -161,16 +224,18 @@ class Pipeline:
     def decode(self, span: Span) -> Iterator[Event]:
         """Hand a span to the session, at once; the events it allows are decoded as the iterator is drawn."""
         tokens, events = span.tokens, list[Iterator[Event]]()
+        if span.onset is not None:
+            events.append(self._drawn(self.session.begin_speech(*span.onset)))
         if len(tokens):
             self._end_s = span.now_s if span.now_s is not None else float(tokens.arrival_s[-1])
-            events.append(self.push(tokens.values_TE, tokens.arrival_s if span.now_s is None else span.now_s))
+            events.append(self.push(tokens.values_TE, tokens.arrival_s if span.now_s is None else span.now_s, speech_T=span.speech_T))
         if span.cut_s is not None:
             events.append(self.cut(span.cut_s))
         return itertools.chain(*events)
 
-    def push(self, tokens: SourceTokens, arrival_s: Times | None = None) -> Iterator[Event]:
+    def push(self, tokens: SourceTokens, arrival_s: Times | None = None, *, speech_T: Flags | None = None) -> Iterator[Event]:
         """Source tokens that have arrived."""
-        return self._drawn(self.session.push(tokens, arrival_s))
+        return self._drawn(self.session.push(tokens, arrival_s, speech_T=speech_T))
 
     def cut(self, now_s: float | None = None) -> Iterator[Event]:
         """End the window here."""

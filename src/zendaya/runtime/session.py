@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zendaya.errors import ConfigError, SourceError
 from zendaya.records import Event
-from zendaya.runtime.arrival_queue import ArrivalQueue, Times
+from zendaya.runtime.arrival_queue import ArrivalQueue, Flags, Times
 from zendaya.runtime.engine import Engine, TorchEngine
 from zendaya.runtime.options import DecodeOptions
 from zendaya.runtime.policies.base import Cost, Policy
@@ -69,7 +69,8 @@ class Session:
         self._queue = ArrivalQueue(clock)
         self.rows = DecoderRows(engine)
         self._context = WriterContext(
-            model=model, input=WindowInput(self._queue, options.patience_s, options.pace), rows=self.rows, rules=TokenRules.of(config),
+            model=model, input=WindowInput(self._queue, options.patience_s, options.pace), rows=self.rows,
+            rules=TokenRules.of(config, speech_only=options.voice == "gate"),
             fixed_steps=options.steps, max_steps=options.max_steps or config.max_steps,
         )  # fmt: skip
         self.schedule = self._checked(options.schedule)
@@ -78,21 +79,27 @@ class Session:
 
     # Input.
 
-    def push(self, tokens: SourceTokens, arrival_s: Times | None = None) -> Iterator[Event]:
+    def push(self, tokens: SourceTokens, arrival_s: Times | None = None, *, speech_T: Flags | None = None) -> Iterator[Event]:
         """Take source tokens (T, E) that have arrived; the events they allow are decoded as the iterator is drawn.
 
         `arrival_s` is one time for all tokens or one per token; without it, the clock's, or the last time where there is no clock.
+        `speech_T` says which of them hold speech, where that is known: a window without any writes nothing.
         """
         dim, like = self.model.config.decoder.source_dim, self._window.tokens_TE
         arrived_TE = torch.as_tensor(tokens).to(like.device, like.dtype, copy=True)  # the caller may use its buffer again
         if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
             raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
-        self._queue.push(arrived_TE, arrival_s)
+        self._queue.push(arrived_TE, arrival_s, speech_T)
         return self._decode()
 
     def cut(self, now_s: float | None = None) -> Iterator[Event]:
         """End the window with the tokens pushed so far, because a pause was heard; the next ones begin a new window and block."""
         self._queue.cut(now_s)
+        return self._decode()
+
+    def begin_speech(self, position: int, now_s: float | None = None) -> Iterator[Event]:
+        """Speech begins after silence that was left out: a new window, without history, from that token of the stream on."""
+        self._queue.begin_speech(position, now_s)
         return self._decode()
 
     def advance(self, now_s: float | None = None) -> Iterator[Event]:
@@ -168,10 +175,21 @@ class Session:
 
     def work(self) -> SessionWork:
         """The way to the next event, None if it must wait; the caller computes the rows it asks for, alone or with others'."""
-        if self._window.closed and not (yield from self._next_window()):
-            return None
+        while self._window.closed or not self._heard():
+            if not self._window.closed or not (yield from self._next_window()):
+                return None
         choice = yield from self._writer.next()
         return None if choice is None else self._write(choice)
+
+    def _heard(self) -> bool:
+        """Whether the window holds speech; one that is complete without any is closed: there is nothing to write about."""
+        window, context = self._window, self._context
+        if not window.has_speech and context.input.wait_for_speech():
+            if window.has_speech and window.after_silence:
+                context.previous = None
+                self.rows.restart()
+            window.closed = not window.has_speech and window.arrived > 0
+        return window.has_speech
 
     def _decode(self) -> Iterator[Event]:
         while True:
@@ -232,7 +250,8 @@ class Session:
         if not context.input.wait(window.width, patient=False):
             return False
         config, framing = self.model.config, self.model.config.framing
-        lost = config.loop_tokens > 0 and window.written[-1:] != [framing.end]  # a text that never ended leaves no history
+        # Silence leaves no history, and neither does a text that never ended.
+        lost = not window.has_speech or (config.loop_tokens > 0 and window.written[-1:] != [framing.end])
         if lost:
             context.previous = None
         if config.history and not lost:

@@ -18,6 +18,10 @@ END_SHARE = 0.5
 """Where the end may mean "not yet", it is taken only if it is likelier than all words together."""
 
 
+START_SHARE = 0.1
+"""Least probability of a text's first token: between those of noise and of speech (`benchmarks/first_tokens.py`, docs/LOG.md)."""
+
+
 class TokenRule:
     """One rule of the chain; by itself it allows everything."""
 
@@ -25,11 +29,11 @@ class TokenRule:
         """Ids that may not follow the text."""
         return ()
 
-    def doubts(self, token: int) -> bool:
+    def doubts(self, token: int, text: Sequence[int]) -> bool:
         """Whether the likeliest id needs `adjust` before it is taken."""
         return False
 
-    def adjust(self, logits_V: Tensor) -> None:
+    def adjust(self, logits_V: Tensor, text: Sequence[int]) -> None:
         """Change the logits in place, after all banned ids were taken out."""
 
 
@@ -60,12 +64,31 @@ class LikelyEnd(TokenRule):
     def __init__(self, end: int) -> None:
         self._end = end
 
-    def doubts(self, token: int) -> bool:
+    def doubts(self, token: int, text: Sequence[int]) -> bool:
         return token == self._end
 
-    def adjust(self, logits_V: Tensor) -> None:
+    def adjust(self, logits_V: Tensor, text: Sequence[int]) -> None:
         if float(logits_V.softmax(-1)[self._end]) < END_SHARE:
             logits_V[self._end] = -torch.inf
+
+
+class SureStart(TokenRule):
+    """A text whose first token would be a guess among many does not begin: there is no speech, or too little was heard."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+
+    def doubts(self, token: int, text: Sequence[int]) -> bool:
+        return not text and token != self._end
+
+    def adjust(self, logits_V: Tensor, text: Sequence[int]) -> None:
+        if text:
+            return
+        words_V = logits_V.softmax(-1)
+        words_V[self._end] = 0.0
+        if float(words_V.max()) < START_SHARE:
+            logits_V.fill_(-torch.inf)
+            logits_V[self._end] = 0.0
 
 
 class TokenRules:
@@ -75,25 +98,26 @@ class TokenRules:
         self.rules = tuple(rules)
 
     @staticmethod
-    def of(config: ModelConfig) -> TokenRules:
-        """The rules that a model's config asks for."""
+    def of(config: ModelConfig, *, speech_only: bool = False) -> TokenRules:
+        """The rules that a model's config asks for; with `speech_only`, also the guard against text without speech."""
         rules: list[TokenRule] = [Suppression(config.framing)]
         if config.loop_tokens:
             rules.append(RepetitionGuard(config.loop_tokens))
         if config.end_means_wait:
+            rules += [SureStart(config.framing.end)] if speech_only else []
             rules.append(LikelyEnd(config.framing.end))
         return TokenRules(rules)
 
     def choose(self, logits_V: Tensor, text: Sequence[int]) -> int:
         """The greedy choice after a window's text."""
         best = int(logits_V.numpy().argmax() if logits_V.is_cpu else logits_V.argmax())  # NumPy's is four times as fast
-        if not any(best in rule.banned(text) or rule.doubts(best) for rule in self.rules):
+        if not any(best in rule.banned(text) or rule.doubts(best, text) for rule in self.rules):
             return best
         banned = {token for rule in self.rules for token in rule.banned(text)}
         logits_V = logits_V.clone()
         logits_V[list(banned)] = -torch.inf
         for rule in self.rules:
-            rule.adjust(logits_V)
+            rule.adjust(logits_V, text)
         return int(logits_V.argmax())
 
 

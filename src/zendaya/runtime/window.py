@@ -26,6 +26,10 @@ class Window:
         """A_k: source tokens that have arrived."""
         self.complete = False
         """Whether no more source tokens will come: W have arrived, the window was cut, or the source has ended."""
+        self.has_speech = False
+        """Whether any token that has arrived may hold speech; before that nothing is written."""
+        self.after_silence = False
+        """Whether silence was left out before this window, so that it has no history."""
         self.written = list[int]()
         self.closed = False
         """Whether the text has ended."""
@@ -42,9 +46,10 @@ class Window:
         """The source tokens that have arrived."""
         return self.tokens_TE[: self.arrived]
 
-    def fill(self, tokens_TE: Tensor) -> None:
+    def fill(self, tokens_TE: Tensor, *, speech: bool = True) -> None:
         """Place the next source tokens."""
         count = tokens_TE.shape[0]
+        self.has_speech = self.has_speech or speech
         self.tokens_TE[self.arrived : self.arrived + count] = tokens_TE
         self.arrived += count
         self.complete = self.arrived == self.width
@@ -98,6 +103,14 @@ class WindowInput:
         before = self.window.start - self._cut_start + horizon
         return min(most, horizon + self.block - before % self.block)
 
+    def wait_for_speech(self) -> bool:
+        """Take arrivals until the window holds speech or will hold none; False: not yet."""
+        window = self.window
+        while not window.has_speech and not window.complete:
+            if not self.wait(window.arrived + 1, patient=False):
+                return False
+        return True
+
     def _give_up_s(self, needed: int) -> float:
         """When the patience for the window's first `needed` tokens is over."""
         due_s = self.reached_s
@@ -110,8 +123,14 @@ class WindowInput:
         """Let the next item happen; of tokens, no more than are needed."""
         window = self.window
         self.now_s = max(self.now_s, item.time_s)
+        if item.kind == "onset" and window.arrived:
+            window.complete = True  # the onset begins the next one
+            return
         if item.tokens_TE is None:
             self.queue.items.popleft()
+            if item.kind == "onset":
+                window.start = self._cut_start = item.position
+                window.after_silence = True
             if item.kind == "cut":
                 self._cut_start = window.start + window.arrived
             window.complete = window.complete or item.kind == "end" or (item.kind == "cut" and window.arrived > 0)
@@ -119,7 +138,7 @@ class WindowInput:
         if window.arrived == 0:
             self._first_s = self.reached_s = self.now_s
         count = needed - window.arrived
-        window.fill(item.tokens_TE[:count])
-        item.tokens_TE = item.tokens_TE[count:]
+        window.fill(item.tokens_TE[:count], speech=item.speech_T is None or bool(item.speech_T[:count].any()))
+        item.tokens_TE, item.speech_T = item.tokens_TE[count:], None if item.speech_T is None else item.speech_T[count:]
         if item.tokens_TE.shape[0] == 0:
             self.queue.items.popleft()

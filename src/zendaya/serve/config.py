@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from zendaya.errors import ConfigError
 from zendaya.records import option
+from zendaya.runtime.options import Voice
 from zendaya.schedule import MAX_GAMMA
 
 KEY_CHARACTERS = frozenset(string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~")
@@ -50,6 +51,7 @@ class ServeConfig:
     )  # fmt: skip
     max_sessions: int = option(32, "Sessions at the same time; further clients are told to retry.")
     gamma: float = option(0.5, "γ for clients that do not choose one: 0 … 10; models are trained up to 1.5.")
+    voice: Voice = option("auto", "Decode speech alone, found by voice activity (gate; auto for sound), or everything (off).")
     drain_s: float = option(30.0, "Seconds that streams may go on after SIGTERM.", name="--drain")
     max_message: int = 2**20  # bytes per message
     max_unread: int = 4 * 2**20  # bytes of source that may wait per session: 131 s of audio

@@ -449,7 +449,7 @@ class Hub:
 
 
 def _tokens(spans: list[Span]) -> list[_Operation]:
-    return [_Operation("tokens", span=span) for span in spans if len(span.tokens) or span.cut_s is not None]
+    return [_Operation("tokens", span=span) for span in spans if not span.empty]
 
 
 def _failure(error: Exception, number: int = 0) -> StreamUpdate:

@@ -161,7 +161,7 @@ class Feed:
         self.server, self._seat = server, seat
         self._notes = asyncio.Queue[StreamUpdate | Exception]()
         self._room = asyncio.Event()
-        self.stream = server.hub.open(intake, DecodeOptions(schedule=PowerLaw(gamma)), self._hear, timed=timed)
+        self.stream = server.hub.open(intake, DecodeOptions(schedule=PowerLaw(gamma), voice=server.config.voice), self._hear, timed=timed)
 
     def _hear(self, notes: list[StreamUpdate]) -> None:
         for note in notes:

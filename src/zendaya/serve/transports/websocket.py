@@ -15,13 +15,13 @@ import secrets
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from zendaya.records import Event
-from zendaya.runtime.options import DecodeOptions
+from zendaya.runtime.options import DecodeOptions, Voice
 from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.config import ServeConfig
@@ -37,7 +37,7 @@ HEAD = struct.Struct("<Q")  # the head of a binary message: its number
 ID = r"[A-Za-z0-9_-]{1,64}"
 TOKEN = r"[A-Za-z0-9_-]{16,128}"
 RESUME = ("type", "session", "token", "received")
-OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "live", "received")
+OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "voice", "live", "received")
 PARTING_S = 1.0  # seconds for which a broken connection is still read: the client's close code may come
 PATH = "/v1/stream"
 
@@ -292,6 +292,7 @@ class WebSocketTransport(Transport):
         options = DecodeOptions(
             schedule=schedule, window_s=fields.number(hello, "window_s", 0.02, 3600) if "window_s" in hello else None,
             patience_s=fields.number(hello, "patience_s", 0, 3600) if "patience_s" in hello else math.inf,
+            voice=cast("Voice", fields.choice(hello, "voice", get_args(Voice), config.voice)),
         )  # fmt: skip
         session = ResumableSession(name, token, seat, EventLog(config.max_events), kind, connection)
         session.stream = self.server.hub.open(served.intake(kind, rate), options, session.on_notes, live=fields.flag(hello, "live"))
