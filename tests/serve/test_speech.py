@@ -130,7 +130,7 @@ def test_speech_after_silence_is_as_without_a_server(running, alone, pcm):
     with Client(f"ws://{running.host}", gamma=0.5) as client:
         for first in range(0, stream.size, 9999):
             client.send(stream[first : first + 9999])
-        captions = client.finish()
+        captions = list(client.finish())
     assert "".join(caption.text for caption in captions) == alone(stream)
     assert words(alone(stream)) == 2 * words(alone(pcm))
     assert min(caption.read_s for caption in captions) > 5
