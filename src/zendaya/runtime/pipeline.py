@@ -28,7 +28,6 @@ from zendaya.runtime.voice import VoiceGate
 from zendaya.schedule import Schedule
 from zendaya.sources.live import Arrival
 from zendaya.sources.media import SAMPLE_RATE
-from zendaya.sources.vad import 
 
 
 @dataclass(frozen=True)
