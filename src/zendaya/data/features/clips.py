@@ -39,7 +39,6 @@ _VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 _FEATURE_SUFFIXES = (".npy", ".npz", ".safetensors", ".h5", ".hdf5")
 _PACKED = {"q.npy", "scale.npy", "offset.npy"}
 """Arrays of an npz that holds all clips: clip n is q[offset[n]:offset[n+1]] · scale."""
-
 _KEYS: dict[str, Callable[[Clip], str]] = {
     "media": lambda clip: clip.media,
     "stem": lambda clip: Path(clip.media).stem,

@@ -30,11 +30,9 @@ from zendaya.records import Clip, Progress
 
 BATCH = 8
 """Clips of one recording that go to a worker together, so that the recording is decoded once for them."""
-
 NO_MEMORY = "memory"
 """Kind of problem: not enough memory for a clip."""
 DEFAULTS = EncodeOptions()
-
 Report = Callable[[Progress], None]
 Make = Callable[[], ClipEncoder]
 """Opens the encoder in each worker; it must pickle, unless there is one worker in this process."""

@@ -201,12 +201,13 @@ def _read_index(data: bytes) -> tuple[list[Entry], int, str]:
         try:
             record = json.loads(written)
             del record["sum"]
-            entry = read_record(Entry, record, INDEX)
-        except (ValueError, TypeError, KeyError, RecursionError):  # a ConfigError is a ValueError
+            entry = Entry(**record)
+        except (ValueError, TypeError, KeyError, RecursionError):
             break
         line, new = entry.line(total)
-        places = (entry.num_tokens, entry.shard, entry.offset)
-        if line != written or entry.offset % ALIGN or not all(0 <= number < 1 << 48 for number in places):
+        places = {"num_tokens": entry.num_tokens, "shard": entry.shard, "offset": entry.offset}
+        typed = all(type(value) is (int if name in places else str) for name, value in record.items())
+        if line != written or not typed or entry.offset % ALIGN or not all(0 <= number < 1 << 48 for number in places.values()):
             break
         entries.append(entry)
         end, total = end + len(line), new
