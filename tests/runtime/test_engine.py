@@ -467,7 +467,7 @@ def test_a_cache_of_another_engine_is_refused():
 
 def test_a_tap_of_two_streams_is_refused():
     engine = NativeEngine(decoder(), threads=1)
-    with pytest.raises(ZendayaError, match="one stream"):
+    with pytest.raises(ZendayaError, match="or no tap"):
         engine.prefill(engine.start(2), torch.tensor([[1], [1]]), 0, tap=AttentionTap(((0, 0),)))
 
 

@@ -296,8 +296,7 @@ class NativeEngine:
     def _write(self, streams: Sequence[int], ids: Sequence[Sequence[int]], horizons: Sequence[int], taps: Taps) -> Tensor:
         if not len(streams) == len(ids) == len(horizons) == len(taps or streams) or not streams:
             raise SourceError(
-                f"{len(streams)} streams need ids and a horizon each, and a tap each or none: got {len(ids)} lists of ids and "
-                f"{len(horizons)} horizons"
+                f"{len(streams)} streams need ids, a horizon and a tap each (or no tap): got {len(ids)}, {len(horizons)} and {len(taps)}"
             )
         size = (self.config.layers, self.config.heads)
         tapped = [(n, tap, np.zeros((*size, max(0, horizons[n])), np.float32)) for n, tap in enumerate(taps) if tap is not None]
