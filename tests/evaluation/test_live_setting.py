@@ -11,10 +11,10 @@ from zendaya.runtime.pipeline import SourceEncoder
 
 
 def test_what_is_no_option_of_the_decoder_is_the_encoders():
-    setting = LiveSetting.parse("alignatt=25,chunk=100; window_s=10; cut=pauses; block_s=0.5; voice=true")
+    setting = LiveSetting.parse("alignatt=25,chunk=100; window_s=10; cut=pauses; block_s=0.5; smooth=true")
     assert setting.decoder == {"window_s": 10.0, "cut": "pauses"}
-    assert setting.encoder == {"block_s": 0.5, "voice": True}
-    assert str(setting) == "alignatt=25,chunk=100;cut=pauses;window_s=10.0;block_s=0.5;voice=True"
+    assert setting.encoder == {"block_s": 0.5, "smooth": True}
+    assert str(setting) == "alignatt=25,chunk=100;cut=pauses;window_s=10.0;block_s=0.5;smooth=True"
     assert str(LiveSetting.parse("0.5")) == "gamma=0.5"
     assert LiveSetting.parse("wait-k=100,stride=14;patience_s=inf").schedule.k == 100
 

@@ -475,7 +475,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpus):
     tiny = tmp_path / "tiny.json"
     for arguments, complaint in (
         (["nothing"], "no grid 'nothing'; expected one of paper"),
-        ([tmp_path / "no.json"], "cannot be read: No such file"),
+        ([tmp_path / "no.json"], "no such file or folder"),
         ([tiny], "needs --data"),
         ([], "give a grid"),
         ([tiny, "--data", tmp_path / "nowhere", "--out", tmp_path / "out"], "no such folder; expected the corpora of the grid"),

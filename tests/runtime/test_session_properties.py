@@ -240,7 +240,7 @@ def test_a_head_start_keeps_its_lead_to_the_end():
         written = [*session.push(TOKENS[:24]), *session.finish()]
         assert [event.horizon for event in written] == curve[: len(written)].tolist()
         lead[schedule.head] = curve - 24 * np.arange(1, 11) / 10
-    assert lead[None][-2] < lead[None].max() / 2  # spent early, missing late
+    assert lead[0][-2] < lead[0].max() / 2  # spent early, missing late
     assert lead[5][:7].min() >= 5  # until the whole source is read
 
 
