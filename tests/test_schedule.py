@@ -97,6 +97,7 @@ def test_geometry_of_the_paper():
     assert PowerLaw(0.3).buffer(window_tokens=100, max_steps=165) <= PowerLaw(0.3).horizons(100, 40)[0]
 
 
+@pytest.mark.slow
 def test_for_budget_is_exact_to_the_token():
     for source in range(2, 200, 7):
         for steps in range(2, 200, 9):
