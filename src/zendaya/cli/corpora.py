@@ -14,7 +14,9 @@ from zendaya.data.check import TOKEN_RATE, VOCAB_SIZE, Check, check
 from zendaya.data.corpora.registry import get, names
 from zendaya.data.published import KINDS
 
-corpora = typer.Typer(help="The corpora that can be read, and what is in them.", invoke_without_command=True)
+corpora = typer.Typer(
+    help="The corpora that can be read, and what is in them.", invoke_without_command=True, add_completion=False, rich_markup_mode=None
+)
 
 NUM_EXAMPLES = 3
 
