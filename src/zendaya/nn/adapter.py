@@ -48,9 +48,11 @@ class AdapterConfig:
     ceiling: float
     """The largest log-mel value, in place of each recording's own, which a stream does not know."""
     model: ModelConfig
+    revise_s: float = 0.0
+    """Seconds of sound that are encoded again with each block."""
 
     def __post_init__(self) -> None:
-        check_record(self, "adapter config", rank=(1, MAX_WIDTH), block_s=(0.02, 30), ceiling=(-100, 100))
+        check_record(self, "adapter config", rank=(1, MAX_WIDTH), block_s=(0.02, 30), revise_s=(0, 4), ceiling=(-100, 100))
 
 
 @dataclass(frozen=True)

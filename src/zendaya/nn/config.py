@@ -118,6 +118,8 @@ class ModelConfig:
     """Above 0, guard against loops: a phrase that filled this many tokens, at least three times over, is not written again. A window
     that reached no end then leaves no history."""
     framing: Framing = field(default_factory=Framing)
+    overlap_tokens: int = 0
+    """Source tokens of a window that the next one reads again, about; 0: windows are disjoint."""
     pace: bool = False
     """The length head predicts N̂ of a whole window, at the pace of the source, even where the source ends sooner."""
     gammas: tuple[float, ...] = ()
@@ -128,7 +130,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_record(
             self, "model config", window_tokens=(1, MAX_TOKENS), max_steps=(1, MAX_TOKENS), length_hidden=(1, MAX_WIDTH),
-            loop_tokens=(0, MAX_TOKENS),
+            loop_tokens=(0, MAX_TOKENS), overlap_tokens=(0, MAX_TOKENS),
         )  # fmt: skip
         if self.window_tokens > self.decoder.max_source:
             raise ConfigError(
@@ -153,7 +155,7 @@ class ModelConfig:
         record: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         if not self.gammas:
             del record["gammas"], record["lag_price"]
-        for name in ("pace", "end_means_wait", "loop_tokens"):
+        for name in ("pace", "end_means_wait", "loop_tokens", "overlap_tokens"):
             if not record[name]:
                 del record[name]
         return record

@@ -217,15 +217,18 @@ class Decoder(nn.Module):
 
     def rows(
         self, ids_BN: Tensor, source_BFE: Tensor, horizons_BN: Tensor, *, history: History | None = None,
-        intermediates: Intermediates | None = None,
+        intermediates: Intermediates | None = None, visible_BNF: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The last hidden states of the rows, and which rows are invalid: their logits are NaN."""
-        if source_BFE.shape[1] > self.config.max_source:
+        """The last hidden states of the rows, and which rows are invalid: their logits are NaN.
+
+        `visible_BNF` says instead of horizons which source tokens each row reads, where the source holds several versions of a token.
+        """
+        if visible_BNF is None and source_BFE.shape[1] > self.config.max_source:
             raise SourceError(f"a window holds at most {self.config.max_source} source tokens: got {source_BFE.shape[1]}")
         memory_BMD, readable_BM = self._embed_memory(source_BFE, history)
         num_history = 0 if history is None else history.ids_BH.shape[1]
         ids_BN = ids_BN if history is None else torch.cat([history.ids_BH, ids_BN], 1)
-        visible_BNM = self._visible(horizons_BN, source_BFE.shape[1], history)
+        visible_BNM = self._visible(horizons_BN, source_BFE.shape[1], history) if visible_BNF is None else visible_BNF
         # A masked score is -inf and its weight exactly 0, but 0 · NaN is NaN. So unreadable tokens are zeroed for the sums, and so are
         # rows that overflow, before the next layer mixes rows. A row that may see an unreadable token or that overflows is invalid, and
         # so are all rows after it, as on the incremental path.

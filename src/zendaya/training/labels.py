@@ -30,7 +30,7 @@ from zendaya.encoders.whisper import TOKEN
 from zendaya.errors import CorpusError
 from zendaya.files import write_atomically
 from zendaya.nn.model import Model
-from zendaya.nn.whisper import SAMPLE_RATE, load_encoder, load_weights, whisper_decoder
+from zendaya.nn.whisper import SAMPLE_RATE, has_bfloat16, load_encoder, load_weights, whisper_decoder
 from zendaya.records import Progress
 from zendaya.sources.media import Samples
 from zendaya.training.whisper_batch import encode_batch, log_mel, mel_filters
@@ -119,7 +119,8 @@ def _labeller(base: str) -> Callable[[Sequence[tuple[str, Sound, str]]], list[La
     """What labels a batch of utterances."""
     weights = load_weights(base)
     # Half precision: three times as fast where the processor has it, and casing and punctuation are all that is taken from it.
-    encoder, model = load_encoder(weights), whisper_decoder(weights).to(torch.bfloat16)
+    dtype = torch.bfloat16 if has_bfloat16() else torch.float32
+    encoder, model = load_encoder(weights), whisper_decoder(weights).to(dtype)
     filters_CF = mel_filters(weights.config.num_mel_bins)
     silence_S = np.zeros(int(SILENCE_S * SAMPLE_RATE), np.float32)
 
@@ -127,8 +128,8 @@ def _labeller(base: str) -> Callable[[Sequence[tuple[str, Sound, str]]], list[La
     def label(utterances: Sequence[tuple[str, Sound, str]]) -> list[Label]:
         assert model.tokenizer is not None
         recordings = [np.concatenate([floats(sound_S), silence_S])[: 30 * SAMPLE_RATE] for _, sound_S, _ in utterances]
-        with torch.autocast("cpu", torch.bfloat16):
-            source_BTD = encode_batch(encoder, log_mel(recordings, filters_CF, block=1, floor=None), block=None).to(torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            source_BTD = encode_batch(encoder, log_mel(recordings, filters_CF, block=1, floor=None), block=None).to(dtype)
         heard = [model.tokenizer.decode(ids) for ids in _greedy(model, source_BTD)]
         dressed = [dress(text, reference) for text, (_, _, reference) in zip(heard, utterances, strict=True)]
         times = _times(model, source_BTD, [words for words, _ in dressed])
