@@ -1,11 +1,13 @@
-"""Live speech, measured: chapters of LibriSpeech as endless streams, per setting word errors, lag, errors at edges, words in silence.
+"""Live speech, measured: chapters or speakers as endless streams, per setting word errors, lag, errors at edges, words in silence.
 
 python benchmarks/live.py FOLDER [--setting "gamma=0.5;window_s=10" --setting alignatt=25,chunk=100 …] [--model NAME_OR_FOLDER]
-    [--split test|valid] [--chapters 12|all] [--whole | --joined | --noise [SECONDS]] [--out DIR] [--processes N] [--table] [--json]
+    [--corpus NAME] [--split test|valid] [--chapters 12|all] [--whole | --joined | --noise [SECONDS]] [--against FOLDER]
+    [--out DIR] [--processes N] [--table] [--json]
 
-FOLDER holds manifest.jsonl, the recordings and align_*.jsonl (word times). A setting is a schedule or policy in its printed form, then
-`;NAME=VALUE` for fields of DecodeOptions or settings of the encoder. Results are kept in DIR, a JSON line per stream and setting: the
-same command goes on where it was stopped, and `--table` prints what is there without a model. docs/evaluation.md says what is printed.
+FOLDER holds manifest.jsonl, the recordings and, where there are any, align_*.jsonl (word times). A setting is a schedule or policy in
+its printed form, then `;NAME=VALUE` for fields of DecodeOptions or settings of the encoder. Results are kept in DIR, a JSON line per
+stream and setting: the same command goes on where it was stopped, and `--table` prints what is there without a model.
+docs/evaluation.md says what is printed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from zendaya.data.corpora.registry import read
 from zendaya.errors import ConfigError, ZendayaError
 from zendaya.evaluation.live import LivePlayer, LiveSetting, OfflinePlayer, utterance, word_times
 from zendaya.evaluation.metrics.quality import normaliser
-from zendaya.evaluation.metrics.significance import RESAMPLES, Interval, Statistics, bootstrap, paired_bootstrap
+from zendaya.evaluation.metrics.significance import RESAMPLES, Interval, Statistics, bootstrap, paired_bootstrap, quotient_bootstrap
 from zendaya.evaluation.metrics.speech import SpeechCounts, Utterance, WrittenWord, align, apart_if_unspoken, count
 from zendaya.nn.whisper import TINY_EN_SHA256
 from zendaya.parallel import Executor, Workers
@@ -369,6 +371,23 @@ def measure(plan: Plan) -> dict[str, Any]:
     return {"chapters": names, "num_wanted": len(wanted), "rows": rows}
 
 
+def measure_against(plan: Plan, other: Plan) -> list[dict[str, Any]]:
+    """Of each setting, its × offline here, on another corpus, and the quotient of the two: what other speech costs beyond that corpus."""
+    rows, offline = list[dict[str, Any]](), [groups(alone(p.streams), OFFLINE, p.made, p.store, p.times) for p in (plan, other)]
+    for setting in plan.settings:
+        figures = []
+        for each, base in zip((plan, other), offline, strict=True):
+            own = groups(each.streams, setting, each.made, each.store, each.times)
+            names = sorted(own.keys() & base.keys())
+            figures += [figure("ratio", [own[name] for name in names], [base[name] for name in names])] if names else []
+        if len(figures) == 2:
+            here, there = (interval(bootstrap(one, seed=plan.seed)) for one in figures)
+            quotient_of = interval(quotient_bootstrap(*figures, seed=plan.seed))
+            sizes = {"num_groups": figures[0].num_clips, "num_groups_against": figures[1].num_clips}
+            rows.append({"setting": setting, "ratio": here, "ratio_against": there, "quotient": quotient_of, **sizes})
+    return rows
+
+
 def measure_joined(plan: Plan) -> list[dict[str, Any]]:
     """Of each setting, the errors in one long stream against those in a stream per chapter."""
     rows = []
@@ -462,6 +481,15 @@ def show_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{each['setting']} − {rows[0]['setting']}: {gaps}"
 
 
+def show_against(rows: Sequence[dict[str, Any]], named: str) -> Iterator[str]:
+    """× offline here over × offline there."""
+    for each in rows:
+        yield (
+            f"{each['setting']}: × offline {show(each['ratio'])} here ({each['num_groups']} streams), "
+            f"{show(each['ratio_against'])} on {named} ({each['num_groups_against']}): {show(each['quotient'])} times as much"
+        )
+
+
 def show_noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Words written in noise and lost after it."""
     for each in rows:
@@ -520,11 +548,20 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, dict[str, Any]]:
     return Plan(settings, streams, joined, made, store, times, options.seed), signature
 
 
-def report(plan: Plan, signature: dict[str, Any], options: argparse.Namespace) -> None:
+def against(options: argparse.Namespace, settings: list[str]) -> Plan:
+    """The same settings on chapters of LibriSpeech."""
+    named = {"corpus": "librispeech", "by": "chapter", "folder": options.against, "split": options.against_split}
+    changed = {**named, "chapters": options.against_chapters, "setting": settings, "joined": False, "noise": None}
+    return make_plan(argparse.Namespace(**{**vars(options), **changed}))[0]
+
+
+def report(plan: Plan, other: Plan | None, signature: dict[str, Any], options: argparse.Namespace) -> None:
     """Print the figures with their signature, as text or JSON."""
     found: dict[str, Any] = {"noise": measure_noise(plan)} if options.noise is not None else measure(plan)
     if options.joined:
         found["joined"] = measure_joined(plan)
+    if other is not None:
+        found["against"] = measure_against(plan, other)
     if options.json:
         print(json.dumps({"signature": signature, **found}, indent=1))
         return
@@ -535,6 +572,10 @@ def report(plan: Plan, signature: dict[str, Any], options: argparse.Namespace) -
         print(line)
     for each in found.get("joined", ()):
         print(f"{each['setting']}: one stream {each['joined_wer']:.2f} %, own streams {each['own_wer']:.2f} %: {show(each['ratio'])}")
+    for line in show_against(found.get("against", ()), f"librispeech {options.against_split}"):
+        print(line)
+    if not plan.times:
+        print("note: the corpus has no word times: no lag; errors are placed as if the words of an utterance were spread evenly over it")
     used = [plan.store.records.get(plan.made.key(s.name, setting)) for s in plan.streams for setting in plan.settings]
     if other := sum(record is not None and record["code"] != code_digest() for record in used):
         print(f"note: {other} of the results were made by other code than this; --again makes them anew")
@@ -548,7 +589,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--setting", action="append", help="repeat for several; the first is what others are compared with")
     parser.add_argument("--model", help="default: tiny.en-dial; with --table, the name or digest that the results have")
-    parser.add_argument("--corpus", default="librispeech")
+    parser.add_argument("--corpus", default="librispeech", help="as `zendaya corpora` lists them: librispeech, speechocean762 …")
     parser.add_argument("--split", default="test")
     parser.add_argument("--by", choices=["chapter", "speaker"], default="chapter", help="whose utterances make one stream")
     parser.add_argument("--chapters", help="how many, or all; default: 12 of test (a fixed list), all of another split")
@@ -556,6 +597,11 @@ def main(words: Sequence[str] | None = None) -> None:
     mode.add_argument("--whole", action="store_true", help="each utterance as a stream of its own")
     mode.add_argument("--joined", action="store_true", help="also all chapters in one long stream")
     mode.add_argument("--noise", type=float, nargs="?", const=600.0, help="instead: so many seconds of each kind of noise, then speech")
+    parser.add_argument(
+        "--against", type=Path, metavar="FOLDER", help="of LibriSpeech: the same settings there, and × offline here over there"
+    )
+    parser.add_argument("--against-split", default="test")
+    parser.add_argument("--against-chapters", help="as --chapters")
     parser.add_argument("--out", type=Path, default=Path("live-results"))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the noise and of the bootstrap")
@@ -563,10 +609,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="play also what is stored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(words)
+    if options.against and options.noise is not None:
+        raise ConfigError("--against compares word errors on two corpora: it does not go with --noise")
     plan, signature = make_plan(options)
-    if not options.table:
-        run_jobs(plan.jobs(noise=options.noise is not None), options.folder, plan.made, plan.store, options.processes)
-    report(plan, signature, options)
+    other = against(options, plan.settings) if options.against else None
+    if other is not None:
+        signature["against"] = f"librispeech {options.against_split}, {len(other.streams)} streams, {other.made.data_digest[:16]}"
+    for each, folder in ((plan, options.folder), (other, options.against)):
+        if each is not None and not options.table:
+            run_jobs(each.jobs(noise=options.noise is not None), folder, each.made, each.store, options.processes)
+    report(plan, other, signature, options)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Significance: resamples equal the scores of the clips they draw, intervals and p by hand, seeds and the rules for bold figures."""
 
+import dataclasses
 import math
 import random
 
@@ -19,6 +20,7 @@ from zendaya.evaluation.metrics.significance import (
     bootstrap,
     over_seeds,
     paired_bootstrap,
+    quotient_bootstrap,
     statistics,
 )
 
@@ -106,6 +108,17 @@ def test_the_interval_of_a_mean_is_that_of_the_normal():
     assert found.low == pytest.approx(found.value - 1.96 * error, abs=0.1 * error)
     assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.1 * error)
     assert found.p == pytest.approx(math.erfc(found.value / error / math.sqrt(2)), abs=0.01)
+
+
+def test_the_quotient_of_two_corpora():
+    few, many = (mean_of(np.random.default_rng(size).uniform(1, 3, size)) for size in (40, 400))
+    found = quotient_bootstrap(few, many)
+    assert found.value == pytest.approx(few.score / many.score)
+    # By the delta method: the variances of the two means, each over its own mean squared, add up.
+    relative = sum(np.var(values := one.values_CS[:, 0]) / values.size / values.mean() ** 2 for one in (few, many))
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * found.value * math.sqrt(relative), rel=0.1)
+    with pytest.raises(ZendayaError, match="a quotient needs one metric: got m and n"):
+        quotient_bootstrap(few, dataclasses.replace(many, signature="n"))
 
 
 def test_many_clips_are_drawn_in_rounds(monkeypatch):

@@ -164,6 +164,43 @@ def test_whole_utterances(live, folder, stub, capsys):
     assert (len(found["chapters"]), found["signature"]["num_streams"]) == (4, 16)
 
 
+@pytest.fixture
+def accents(tmp_path):
+    """Two speakers of speechocean762, three utterances of 6 s each, without word times; the recordings are not there."""
+    folder = tmp_path / "accents"
+    folder.mkdir()
+    names = [(f"{speaker}{number}", f"{speaker:04}") for speaker in (1, 2) for number in range(3)]
+    common = {"split": "valid", "dur": 6.0, "text": "ONCE UPON A TIME"}
+    lines = [json.dumps({"id": name, "speaker": speaker, "audio": f"{name}.opus", **common}) for name, speaker in names]
+    (folder / "manifest.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_another_corpus_by_speaker_without_word_times(live, accents, stub, capsys):
+    words = ("--corpus", "speechocean762", *SETTINGS)
+    found = json.loads(run(live, accents, capsys, *words, "--json"))
+    assert found["chapters"] == ["0001", "0002"]
+    assert sorted(stub.played)[0] == ("0001", "alignatt=25,chunk=100")
+    assert [row["wer"]["value"] for row in found["rows"]] == [0.0, 25.0, 25.0]
+    assert [row["lag_s"]["value"] for row in found["rows"]] == [None] * 3
+    assert "note: the corpus has no word times: no lag" in run(live, accents, capsys, *words, "--table")
+
+
+def test_other_speech_against_librispeech(live, folder, accents, stub, capsys):
+    words = ("--corpus", "speechocean762", "--against", str(folder), "--against-split", "valid", "--setting", "alignatt=25")
+    found = json.loads(run(live, accents, capsys, *words, "--json"))
+    (row,) = found["against"]
+    assert (row["ratio"]["value"], row["ratio_against"]["value"], row["quotient"]["value"]) == (1.0, 1.0, 1.0)
+    assert (row["num_groups"], row["num_groups_against"]) == (2, 4)
+    num_played = len(stub.played)
+    assert num_played == 2 + 6 + 4 + 16  # the speakers, their utterances offline, the chapters, theirs
+    assert "1.00 [1.00, 1.00] times as much" in run(live, accents, capsys, *words, "--table")
+    assert read("librispeech", folder).digest[:16] in found["signature"]["against"]
+    assert len(stub.played) == num_played
+    with pytest.raises(ConfigError, match="--against compares word errors on two corpora: it does not go with --noise"):
+        run(live, accents, capsys, *words, "--noise")
+
+
 @pytest.mark.parametrize("kind", ["silence", "pink", "hum", "music", "room"])
 def test_noise_is_the_same_for_a_seed(live, kind):
     one, other = live.Noise(kind, 2.0, 1).samples(), live.Noise(kind, 2.0, 1).samples()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from zendaya.data.corpora.base import Corpus
-from zendaya.data.published import Malformed, add_new, checked, clean_references, json_lines, lines, report, skipping, unreadable
+from zendaya.data.published import Fields, Malformed, add_new, checked, clean_references, json_lines, lines, report, skipping, unreadable
 from zendaya.errors import CorpusError
 from zendaya.records import Clip, Problem
 
@@ -21,13 +21,25 @@ _ID = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True)
-class _Utterance:
+class SpokenLine:
+    """An utterance as published, and the place of its line."""
+
     where: str
     id: str
     split: str
     duration_s: float
     text: str
     audio: str
+    speaker: str
+
+    def clip(self, corpus: str, stream: str, start_s: float, problems: list[Problem]) -> Clip:
+        """The clip of a corpus that it is, from a moment of a stream on."""
+        found = Clip(
+            corpus=corpus, id=self.id, split=self.split, stream=stream, start_s=start_s, media_start_s=start_s,
+            references=clean_references([self.text], self.where, problems), end_s=sum_s(start_s, self.duration_s),
+            media=self.audio, group=self.speaker,
+        )  # fmt: skip
+        return checked(found, self.where, problems)
 
 
 def files(path: Path) -> list[Path]:
@@ -51,23 +63,19 @@ def clips(path: Path, problems: list[Problem]) -> Iterator[Clip]:
 def located_clips(path: Path, published: list[Path], problems: list[Problem]) -> Iterator[tuple[str, Clip]]:
     """Each clip with the place of its line in the published files."""
     manifest = published[0].name == "manifest.jsonl"
-    utterances = list(_manifest(path, published[0], problems) if manifest else _folders(path, published, problems))
+    utterances = list(manifest_lines(path, published[0], problems, _speaker) if manifest else _folders(path, published, problems))
     if not utterances:
         raise unreadable(published[0], "lines with id, split, dur, text and audio" if manifest else "lines `ID TEXT`", problems)
     for utterance, (stream, start_s) in zip(utterances, _places(utterances, problems), strict=True):
-        clip = Clip(
-            corpus=NAME, id=utterance.id, split=utterance.split, stream=stream, start_s=start_s, media_start_s=start_s,
-            references=clean_references([utterance.text], utterance.where, problems), end_s=_sum_s(start_s, utterance.duration_s),
-            media=utterance.audio, group=utterance.id.partition("-")[0],
-        )  # fmt: skip
-        yield utterance.where, checked(clip, utterance.where, problems)
+        yield utterance.where, utterance.clip(NAME, stream, start_s, problems)
 
 
-def _sum_s(start_s: float, duration_s: float) -> float:
-    return round(start_s + duration_s, 6)  # to the microsecond, far below one sample, without the rounding errors of sums
+def sum_s(start_s: float, duration_s: float) -> float:
+    """The end of what lasts so long: to the microsecond, far below one sample, without the rounding errors of sums."""
+    return round(start_s + duration_s, 6)
 
 
-def _places(utterances: list[_Utterance], problems: list[Problem]) -> list[tuple[str, float]]:
+def _places(utterances: list[SpokenLine], problems: list[Problem]) -> list[tuple[str, float]]:
     """The stream of each utterance and its start there: the chapter's, in the order of their numbers."""
     places = [("", 0.0)] * len(utterances)
     chapters: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -84,19 +92,26 @@ def _places(utterances: list[_Utterance], problems: list[Problem]) -> list[tuple
                 report(problems, "gap", utterance.where, detail)
                 stream, start_s = f"{chapter}+{position:04}", 0.0
             places[index] = stream, start_s
-            start_s = _sum_s(start_s, max(0.0, utterance.duration_s))
+            start_s = sum_s(start_s, max(0.0, utterance.duration_s))
             expected = position + 1
     return places
 
 
-def _manifest(path: Path, file: Path, problems: list[Problem]) -> Iterator[_Utterance]:
+def _speaker(record: Fields) -> str:
+    """The speaker that an id names."""
+    identity = record.name("id")
+    if not _ID.fullmatch(identity):
+        raise Malformed("id must be SPEAKER-CHAPTER-NUMBER", identity)
+    return identity.partition("-")[0]
+
+
+def manifest_lines(path: Path, file: Path, problems: list[Problem], speaker: Callable[[Fields], str]) -> Iterator[SpokenLine]:
+    """The lines of a manifest.jsonl with id, split, dur, text and audio; `speaker` finds who speaks, and checks what else there is."""
     seen: set[str] = set()
     for where, record in json_lines(file, problems):
         with skipping(problems, where):
             identity, split, duration_s = record.name("id"), record.name("split"), record.number("dur")
-            if not _ID.fullmatch(identity):
-                raise Malformed("id must be SPEAKER-CHAPTER-NUMBER", identity)
-            utterance = _Utterance(where, identity, split, duration_s, record.value("text"), record.name("audio"))
+            utterance = SpokenLine(where, identity, split, duration_s, record.value("text"), record.name("audio"), speaker(record))
             if not isinstance(utterance.text, str):
                 raise Malformed("text must be a text", utterance.text)
             add_new(seen, identity)
@@ -105,7 +120,7 @@ def _manifest(path: Path, file: Path, problems: list[Problem]) -> Iterator[_Utte
             yield utterance
 
 
-def _folders(path: Path, transcripts: list[Path], problems: list[Problem]) -> Iterator[_Utterance]:
+def _folders(path: Path, transcripts: list[Path], problems: list[Problem]) -> Iterator[SpokenLine]:
     seen: set[str] = set()
     for file in transcripts:
         for where, line in lines(file, problems, file.relative_to(path).as_posix()):
@@ -117,7 +132,8 @@ def _folders(path: Path, transcripts: list[Path], problems: list[Problem]) -> It
                 audio, duration_s = file.parent / f"{identity}.flac", 0.0
                 with skipping(problems, where):
                     duration_s = flac_duration_s(audio)
-                yield _Utterance(where, identity, file.parents[2].name, duration_s, text, audio.relative_to(path).as_posix())
+                place, speaker = audio.relative_to(path).as_posix(), identity.partition("-")[0]
+                yield SpokenLine(where, identity, file.parents[2].name, duration_s, text, place, speaker)
 
 
 def flac_duration_s(file: Path) -> float:

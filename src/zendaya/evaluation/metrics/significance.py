@@ -150,6 +150,17 @@ def paired_bootstrap(a: Statistics, b: Statistics, *, resamples: int = RESAMPLES
     return Difference(value=a.score - b.score, low=low, high=high, p=p, resamples=resamples, seed=seed, clips=a.num_clips)
 
 
+def quotient_bootstrap(a: Statistics, b: Statistics, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """A / B with its interval, where the two were scored on different clips: each corpus is drawn for itself."""
+    if a.signature != b.signature:
+        raise ZendayaError(f"a quotient needs one metric: got {a.signature} and {b.signature}")
+    ((above_R,), (below_R,)) = (_resample([of], resamples, seed + corpus) for corpus, of in enumerate((a, b)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = np.percentile(above_R / below_R, [2.5, 97.5]).tolist()
+    value = a.score / b.score if b.score else math.nan
+    return Interval(value=value, low=low, high=high, resamples=resamples, seed=seed, clips=a.num_clips)
+
+
 def _resample(systems: Sequence[Statistics], resamples: int, seed: int) -> list[Floats]:
     """Scores (R) of each system on the same resamples."""
     if resamples < 1:
