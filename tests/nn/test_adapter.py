@@ -21,7 +21,7 @@ from zendaya.runtime.loading import load_adapted
 from zendaya.sources.media import SAMPLE_RATE, read_audio
 from zendaya.training.adapt import AdaptConfig, Adapting, AdaptTask, SpeechExample, SpokenWord
 from zendaya.training.labels import Label, _path, dress, make_labels, read_labels, write_labels
-from zendaya.training.whisper_batch import encode_batch, log_mel, mel_filters
+from zendaya.training.whisper_batch import Versions, encode_batch, encode_versions, log_mel, mel_filters
 
 transformers = pytest.importorskip("transformers", reason="the extra 'audio' is not installed")
 
@@ -49,15 +49,15 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(base):
-    return AdaptConfig(base=base, rank=4, window_tokens=60, max_steps=60, windows=(50, 120), half_precision=False, keep=1.0)
+    return AdaptConfig(base=base, rank=4, window_tokens=200, overlap_s=1.0, max_steps=60, half_precision=False)
 
 
 @pytest.fixture(scope="module")
 def task(config):
     rng = np.random.default_rng(0)
-    said = tuple(SpokenWord((i, i + 1), 0.4 * i + 0.3) for i in range(6))
+    said = tuple(SpokenWord((i, i + 1), 0.4 * i + 0.1, 0.4 * i + 0.3) for i in range(6))
     utterance = ((rng.standard_normal(3 * SAMPLE_RATE) * 1600).astype(np.int16), said)
-    found = [SpeechExample((utterance,), joined=False), SpeechExample((utterance, utterance, utterance), joined=True)]
+    found = [SpeechExample((utterance,)), SpeechExample((utterance, utterance, utterance))]
     task = AdaptTask(config, {"train": found, "valid": found})
     with torch.no_grad():  # as if it had been trained
         for parameter in task.module.parameters():
@@ -190,18 +190,53 @@ def test_an_adapted_model_passes_the_audit(saved, precision):
     assert through.clean, str(through)
 
 
-def test_windows_hold_every_word_once(task):
-    rng = np.random.default_rng(5)
-    for _ in range(20):
-        batch = task.collate("train", [1], rng)
-        words = [token for window in batch.windows for token in window.ids]
-        assert words == [token for _, said in task.examples["train"][1].utterances for word in said for token in word.ids]
-        for window in batch.windows:
-            assert window.previous is None or (window.previous.span, window.previous.stop) in {
-                (window.span, window.first),
-                (window.span - 1, window.previous.stop),
-            }
-            assert 1 <= window.stop - window.first <= window.scale
+@pytest.mark.parametrize(("block", "revise"), [(16, 32), (25, 0), (50, 20)])
+def test_versions_are_those_of_the_stream(base, block, revise):
+    encoder = load_encoder(load_weights(base))
+    blocks = WhisperBlocks(encoder, "small", block_s=block / 50, revise_s=revise / 50)
+    voice = sound(block * 8 / 50)
+    versions = Versions(tuple(range(block, 8 * block + 1, block)), revise)
+    with torch.no_grad():
+        ours_MD = encode_versions(encoder, log_mel([voice], mel_filters(80), block=block, floor=blocks.floor), versions)
+    state = blocks.start()
+    heard = np.concatenate([voice, np.zeros(400, np.float32)])  # the last block is complete a little after its end
+    given = [*blocks.blocks(state, heard)]
+    torch.testing.assert_close(ours_MD, torch.cat([tokens.values_TE for tokens in given]), atol=1e-4, rtol=0)
+    # A row that reads up to the end of a block has what the stream held then.
+    held_TD = torch.zeros(0, ours_MD.shape[1])
+    for end, tokens in zip(versions.ends, given, strict=True):
+        held_TD = torch.cat([held_TD[: held_TD.shape[0] - tokens.revised], tokens.values_TE])
+        (seen_M,) = versions.visible(torch.tensor([end]))
+        order = versions.token_M[seen_M].argsort()
+        torch.testing.assert_close(ours_MD[seen_M][order], held_TD, atol=1e-4, rtol=0)
+        (less_M,) = versions.visible(torch.tensor([end - 3]))
+        assert int(less_M.sum()) == end - 3
+
+
+def test_spans_tell_what_was_heard(task):
+    rng, said = np.random.default_rng(5), [t for _, words in task.examples["train"][1].utterances for word in words for t in word.ids]
+    text, early, late = " ".join(map(str, said)), 0, 0
+    for _ in range(40):
+        (span,) = task.collate("train", [1], rng)
+        assert " ".join(map(str, span.ids)) in text  # a part of it, nothing left out between
+        horizons = span.horizons_N.tolist()
+        assert horizons == sorted(horizons)
+        assert 1 <= horizons[0]
+        assert horizons[-1] <= span.num_source <= span.versions.ends[-1]
+        assert span.versions.final_M.sum() == span.versions.ends[-1]
+        assert not span.unheard_N[-1]
+        early, late = early + int(span.unheard_N.sum()), late + int((~span.unheard_N).sum())
+    assert early > 20
+    assert late > early
+
+
+def test_sound_without_words_teaches_features_alone(task):
+    utterance_S, _ = task.examples["train"][0].utterances[0]
+    wordless = AdaptTask(task.config, {"train": [SpeechExample(((utterance_S, ()),), worded=False)], "valid": []})
+    losses = wordless.module(wordless.collate("train", [0], np.random.default_rng(0)))
+    assert float(losses["feature"]) > 0
+    assert [float(losses[name]) for name in ("nll", "imitation", "length")] == [0, 0, 0]
+    assert wordless.counts("train", [0])["feature"] == 150
 
 
 def test_validation_is_repeatable_and_losses_are_sums(task):

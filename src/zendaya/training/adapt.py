@@ -51,7 +51,9 @@ WORD_S, LETTER_S = 0.12, 0.07
 """A word lasts at most about this long, and this much a letter; what follows it until the next is a pause."""
 HEARD = 0.7
 """The share of a word that must have been heard for it to be written."""
-BLOCKS = ((16, 0.3), (25, 0.3), (50, 0.25), (100, 0.15))
+SILENCE_S = 2.0
+"""Silence after a recording as the unadapted Whisper reads it."""
+BLOCKS = ((16, 0.25), (25, 0.3), (50, 0.3), (100, 0.15))
 """Source tokens per block, 0.32 to 2 s, and how often each is drawn."""
 
 
@@ -63,7 +65,7 @@ class AdaptConfig:
     block_s: float = 0.5
     """The block of the adapter where a user names none; training draws it."""
     revise_s: float = 1.0
-    """How much is encoded again with each block; training draws it from a half of that up."""
+    """How much is encoded again with each block, twice the block at most; training draws it from a half of that up."""
     overlap_s: float = 5.0
     """How much of a window the next one reads again."""
     ceiling: float = CEILING
@@ -114,8 +116,9 @@ def train_adapter(
     folder = Path(out)
     config = dataclasses.replace(recipe.adapt, seed=recipe.loop.seed)
     recipe = dataclasses.replace(recipe, adapt=config)
-    folders = [Path(data).expanduser(), *(path for name in recipe.more if (path := Path(data).expanduser().parent / name).is_dir())]
-    data_digest = " ".join(read("librispeech", each).digest for each in folders)
+    here = Path(data).expanduser()
+    corpora = {"librispeech": here, **{name: path for name in recipe.more if (path := here.parent / name).is_dir()}}
+    data_digest = " ".join(read(name, path).digest for name, path in corpora.items())
     signature = {
         "version": zendaya.__version__, "recipe": dataclasses.asdict(recipe), "schedule": recipe.schedule, "data_digest": data_digest,
         "limit": limit,
@@ -123,7 +126,7 @@ def train_adapter(
     begin(folder, signature, resume)
     labels = Path(store) if store is not None else folder
     labels.mkdir(parents=True, exist_ok=True)
-    task = adapt(folders, labels=labels, config=config, max_utterances=limit, report=report)
+    task = adapt(corpora, labels=labels, config=config, max_utterances=limit, report=report)
     return run(task, recipe.loop, folder, resume=resume, report=report)
 
 
@@ -145,6 +148,8 @@ class SpeechExample:
     """Utterances one after another: what was said, and when."""
 
     utterances: tuple[tuple[Sound, tuple[SpokenWord, ...]], ...]
+    worded: bool = True
+    """Whether it is known what was said; if not, only the features of the sound are learned."""
 
     @property
     def num_source(self) -> int:
@@ -172,6 +177,8 @@ class SpeechSpan:
     """Source tokens the length head reads."""
     length: int
     """What it should say: the steps of a window of the config's width at this pace."""
+    worded: bool
+    """Whether the text is known; if not, only features are learned."""
 
 
 class Adapting(nn.Module):
@@ -223,6 +230,10 @@ class Adapting(nn.Module):
         heard_M = span.versions.token_M < span.num_source
         apart_MD = (values_MD[heard_M] - clean_TD[span.versions.token_M[heard_M]]) ** 2
         feature = span.num_source * apart_MD.mean() / clean_TD.var()
+        if not span.worded:
+            # Processes that share a step expect a gradient of every parameter.
+            nothing = 0.0 * torch.stack([part.sum() for part in self.model.parameters() if part.requires_grad]).sum()
+            return {"nll": nothing, "imitation": nothing, "feature": feature, "length": nothing}
         x_ND, teacher_ND = self._rows(span, values_MD, clean_TD)
         logits_NV = self.model.decoder.project(x_ND).float()
         end = self.model.config.framing.end
@@ -244,9 +255,7 @@ class Adapting(nn.Module):
         horizons_N = torch.cat([span.horizons_N[:1].expand(len(prompt) - 1), span.horizons_N])
         visible_NM = span.versions.visible(horizons_N)
         used_M = visible_NM.any(0)
-        x_1ND, _ = self.model.decoder.rows(
-            ids_1N, values_MD[None, used_M], horizons_N[None], visible_BNF=visible_NM[None, :, used_M]
-        )
+        x_1ND, _ = self.model.decoder.rows(ids_1N, values_MD[None, used_M], horizons_N[None], visible_BNF=visible_NM[None, :, used_M])
         with torch.no_grad():
             teacher_1ND, _ = self._teacher[1].rows(ids_1N, clean_TD[None], torch.full_like(horizons_N, span.num_source)[None])
         return x_1ND[0, len(prompt) - 1 :], teacher_1ND[0, len(prompt) - 1 :]
@@ -274,8 +283,9 @@ class AdaptTask:
 
     def counts(self, split: str, indices: list[int]) -> dict[str, int]:
         chosen = [self.examples[split][index] for index in indices]
-        rows = sum(example.num_ids + 1 for example in chosen)
-        return {"nll": rows, "imitation": rows, "feature": sum(example.num_source for example in chosen), "length": len(indices)}
+        rows = max(1, sum(example.num_ids + 1 for example in chosen if example.worded))
+        worded = max(1, sum(example.worded for example in chosen))
+        return {"nll": rows, "imitation": rows, "feature": sum(example.num_source for example in chosen), "length": worded}
 
     def collate(self, split: str, indices: list[int], rng: np.random.Generator) -> list[SpeechSpan]:
         """A batch of examples; those of the valid split are cut and scheduled the same each time."""
@@ -321,7 +331,8 @@ class _Draw:
         horizons = self._horizons(heard, num_source, versions)
         pace = (len(said) + 1) / num_source
         length = max(1, min(self.config.max_steps, round(pace * self.config.window_tokens)))
-        silent_S = np.concatenate([clean_S, np.zeros(round(SPAN_S * SAMPLE_RATE) - clean_S.size, np.float32)])
+        longest = round(SPAN_S * SAMPLE_RATE)
+        silent_S = np.concatenate([clean_S, np.zeros(min(longest - clean_S.size, round(SILENCE_S * SAMPLE_RATE)), np.float32)])
         heard_S = np.concatenate([heard_S, np.zeros(max(0, versions.ends[-1] * TOKEN - heard_S.size), np.float32)])
         return SpeechSpan(
             mel_1CL=log_mel([heard_S], self.filters_CF, block=1, floor=self.config.ceiling - 8.0),
@@ -333,6 +344,7 @@ class _Draw:
             horizons_N=torch.from_numpy(horizons),
             buffer=min(num_source, PowerLaw(float(self.rng.uniform(0.3, 1.5))).buffer(self.config.window_tokens, self.config.max_steps)),
             length=length,
+            worded=example.worded,
         )
 
     # The sound.
@@ -384,8 +396,8 @@ class _Draw:
         """Blocks of a drawn size; the first may be longer, as where a window begins in speech that was heard before."""
         sizes, shares = zip(*BLOCKS, strict=True)
         block = int(self.rng.choice(sizes, p=shares))
-        most = round(self.config.revise_s * TOKENS_PER_S)
-        revise = most if self._chance(0.6) else int(self.rng.integers(most // 2, most + 1))
+        most = min(round(self.config.revise_s * TOKENS_PER_S), 2 * block)
+        revise = most if self._chance(0.7) else int(self.rng.integers(most // 2, most + 1))
         if block >= 100 and self._chance(0.5):
             revise = 0
         first = int(self.rng.integers(block, 400)) if self._chance(0.5) else block
@@ -427,26 +439,29 @@ class _Draw:
 
 
 def adapt(
-    data: str | Path | Sequence[Path], *, labels: Path | None = None, config: AdaptConfig | None = None, max_utterances: int | None = None,
+    corpora: Mapping[str, Path], *, labels: Path, config: AdaptConfig | None = None, max_utterances: int | None = None,
     report: Report = lambda _: None,
 ) -> AdaptTask:  # fmt: skip
-    """The task of adapting Whisper on corpora of speech in folders; `labels` is where readable transcripts are kept, made if they are not."""
+    """The task of adapting Whisper on corpora of speech, by name and folder; readable transcripts are kept in `labels`, made if missing."""
     config = config or AdaptConfig()
     found: dict[str, list[SpeechExample]] = {"train": [], "valid": []}
-    for folder in [Path(data)] if isinstance(data, str | Path) else data:
-        for split, some in _examples_of(folder.expanduser(), labels or folder, config, max_utterances, report).items():
+    for name, folder in corpora.items():
+        for split, some in _examples_of(name, folder, labels, config, max_utterances, report).items():
             found[split] += some
     if not found["train"] or not found["valid"]:
-        raise CorpusError(f"{data}: no utterance of the train or of the valid split has a label: delete the labels, they are made again")
+        raise CorpusError(f"{labels}: no utterance of the train or of the valid split has a label: delete it, and labels are made again")
     return AdaptTask(config, found)
 
 
 def _examples_of(
-    folder: Path, labels: Path, config: AdaptConfig, max_utterances: int | None, report: Report
+    name: str, folder: Path, labels: Path, config: AdaptConfig, max_utterances: int | None, report: Report
 ) -> dict[str, list[SpeechExample]]:
-    corpus = read("librispeech", folder)
+    corpus = read(name, folder)
     clips = [clip for split in ("train", "valid") for clip in [each for each in corpus.usable if each.split == split][:max_utterances]]
     sound = {clip.id: _sound(folder, clip) for clip in clips}
+    if not any(clip.split == "valid" for clip in clips):  # a corpus without a valid split: its sound alone is learned from
+        wordless = [tuple((sound[clip.id], ()) for clip in together) for together in _runs(clips)]
+        return {"train": [SpeechExample(each, worded=False) for each in wordless], "valid": []}
     # Labels of fewer utterances are no others'.
     of = hashlib.sha256(f"{config.base} {corpus.digest} {max_utterances}".encode()).hexdigest()[:12]
     path = labels / f"labels-{of}.jsonl"
@@ -467,8 +482,8 @@ def examples(clips: Sequence[Clip], sound: Mapping[str, Sound], labels: Mapping[
         if clip.id in labels
     }
     found: dict[str, list[SpeechExample]] = {"train": [], "valid": []}
-    for run_of_clips in _runs([clip for clip in clips if clip.id in said]):
-        found[run_of_clips[0].split].append(SpeechExample(tuple((sound[clip.id], said[clip.id]) for clip in run_of_clips)))
+    for together in _runs([clip for clip in clips if clip.id in said]):
+        found[together[0].split].append(SpeechExample(tuple((sound[clip.id], said[clip.id]) for clip in together)))
     return found
 
 

@@ -32,6 +32,7 @@ from zendaya.files import write_atomically
 from zendaya.nn.model import Model
 from zendaya.nn.whisper import SAMPLE_RATE, has_bfloat16, load_encoder, load_weights, whisper_decoder
 from zendaya.records import Progress
+from zendaya.runtime.engine import Engine, engine_for
 from zendaya.sources.media import Samples
 from zendaya.training.whisper_batch import encode_batch, log_mel, mel_filters
 
@@ -120,7 +121,8 @@ def _labeller(base: str) -> Callable[[Sequence[tuple[str, Sound, str]]], list[La
     weights = load_weights(base)
     # Half precision: three times as fast where the processor has it, and casing and punctuation are all that is taken from it.
     dtype = torch.bfloat16 if has_bfloat16() else torch.float32
-    encoder, model = load_encoder(weights), whisper_decoder(weights).to(dtype)
+    encoder, engine = load_encoder(weights), engine_for(whisper_decoder(weights))
+    model = whisper_decoder(weights).to(dtype)
     filters_CF = mel_filters(weights.config.num_mel_bins)
     silence_S = np.zeros(int(SILENCE_S * SAMPLE_RATE), np.float32)
 
@@ -130,7 +132,7 @@ def _labeller(base: str) -> Callable[[Sequence[tuple[str, Sound, str]]], list[La
         recordings = [np.concatenate([floats(sound_S), silence_S])[: 30 * SAMPLE_RATE] for _, sound_S, _ in utterances]
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             source_BTD = encode_batch(encoder, log_mel(recordings, filters_CF, block=1, floor=None), block=None).to(dtype)
-        heard = [model.tokenizer.decode(ids) for ids in _greedy(model, source_BTD)]
+        heard = [model.tokenizer.decode(ids) for ids in _greedy(model, engine, source_BTD)]
         dressed = [dress(text, reference) for text, (_, _, reference) in zip(heard, utterances, strict=True)]
         times = _times(model, source_BTD, [words for words, _ in dressed])
         found = list[Label]()
@@ -143,27 +145,25 @@ def _labeller(base: str) -> Callable[[Sequence[tuple[str, Sound, str]]], list[La
     return label
 
 
-def _greedy(model: Model, source_BTD: Tensor) -> list[list[int]]:
+def _greedy(model: Model, engine: Engine, source_BTD: Tensor) -> list[list[int]]:
     """Whisper's own text of every utterance, in step."""
-    decoder, frame = model.decoder, model.config.framing
-    batch, count = source_BTD.shape[:2]
-    cache = decoder.start(batch)
-    decoder.read(cache, source_BTD)
-    logits_BV = decoder.prefill(cache, torch.tensor([frame.prompt] * batch), count)
-    texts: list[list[int]] = [[] for _ in range(batch)]
-    ended = [False] * batch
+    frame, count = model.config.framing, source_BTD.shape[1]
+    caches = [engine.start() for _ in source_BTD]
+    engine.read_many(caches, list(source_BTD.float()))
+    texts: list[list[int]] = [[] for _ in caches]
+    going, rows = list(range(len(caches))), [list(frame.prompt)] * len(caches)
     for step in range(1, min(model.config.max_steps, 12 + count // 6) + 1):  # nobody says 8 tokens a second
+        logits_BV = engine.rows([caches[n] for n in going], rows, [count] * len(going))
         logits_BV[:, list(frame.suppress)] = -torch.inf
         if step == 1:
             logits_BV[:, list(frame.suppress_first)] = -torch.inf
-        ids_B = logits_BV.argmax(-1)
-        for stream, token in enumerate(ids_B.tolist()):
-            ended[stream] = ended[stream] or token == frame.end
-            if not ended[stream]:
-                texts[stream].append(token)
-        if all(ended):
+        chosen = dict(zip(going, logits_BV.argmax(-1).tolist(), strict=True))
+        going = [n for n in going if chosen[n] != frame.end]
+        for n in going:
+            texts[n].append(chosen[n])
+        if not going:
             break
-        logits_BV = decoder.step(cache, ids_B, count)
+        rows = [[chosen[n]] for n in going]
     return texts
 
 

@@ -258,10 +258,8 @@ class _Loop:
         if better:
             progress.best, progress.best_epoch, progress.bad_epochs = loss, progress.epoch, 0
         progress.finished = progress.epoch >= config.epochs or progress.bad_epochs >= config.patience
-        if self.fabric.is_global_zero:
-            if better:
-                self.task.save(self.out / BEST)
-            self.task.save(self.out / LAST)
+        if self.fabric.is_global_zero and better:
+            self.task.save(self.out / BEST)
         train_loss = sum(self.task.weights[key] * mean for key, mean in train.items())
         record = {"train_loss": train_loss, "valid_loss": loss, "best": better, "steps": num_steps}
         self._log("epoch", {**record, **{f"train_{k}": v for k, v in train.items()}, **{f"valid_{k}": v for k, v in valid.items()}})
@@ -314,6 +312,7 @@ class _Loop:
     def _save(self) -> None:
         if self.fabric.is_global_zero:
             state.save(self.out / STATE, self.task.module, self._plain, self.progress)
+            self.task.save(self.out / LAST)
         self.fabric.barrier()
 
 
