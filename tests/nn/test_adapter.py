@@ -221,7 +221,7 @@ def test_spans_tell_what_was_heard(task):
         assert " ".join(map(str, span.ids)) in text  # a part of it, nothing left out between
         horizons = span.horizons_N.tolist()
         assert horizons == sorted(horizons)
-        assert 1 <= horizons[0]
+        assert horizons[0] >= 1
         assert horizons[-1] <= span.num_source <= span.versions.ends[-1]
         assert span.versions.final_M.sum() == span.versions.ends[-1]
         assert not span.unheard_N[-1]
