@@ -122,14 +122,22 @@ class ModelConfig:
     """The length head predicts N̂ of a whole window, at the pace of the source, even where the source ends sooner."""
     gammas: tuple[float, ...] = ()
     """The γ that the gamma head chooses from for each window, rising; empty: there is no gamma head."""
+    overlap_tokens: int = 0
+    """Source tokens that two windows of a stream share: a full window slides, and its text goes on in the next. 0: windows are disjoint."""
     lag_price: float = 0.0
     """Price of a lag of the whole source, in nats per step; solved for a latency budget when the gamma head was trained."""
 
     def __post_init__(self) -> None:
         check_record(
             self, "model config", window_tokens=(1, MAX_TOKENS), max_steps=(1, MAX_TOKENS), length_hidden=(1, MAX_WIDTH),
-            loop_tokens=(0, MAX_TOKENS),
+            loop_tokens=(0, MAX_TOKENS), overlap_tokens=(0, MAX_TOKENS),
         )  # fmt: skip
+        if self.overlap_tokens > self.window_tokens // 2:
+            raise ConfigError(
+                f"model config: overlap_tokens: expected at most half of window_tokens={self.window_tokens}: got {self.overlap_tokens}"
+            )
+        if self.overlap_tokens and self.length == "fix":
+            raise ConfigError("model config: a window that slides is never whole, which length 'fix' waits for: expected 'inf' or 'none'")
         if self.window_tokens > self.decoder.max_source:
             raise ConfigError(
                 f"model config: window_tokens={self.window_tokens} is more than the decoder's max_source={self.decoder.max_source}"
@@ -153,7 +161,7 @@ class ModelConfig:
         record: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         if not self.gammas:
             del record["gammas"], record["lag_price"]
-        for name in ("pace", "end_means_wait", "loop_tokens"):
+        for name in ("pace", "end_means_wait", "loop_tokens", "overlap_tokens"):
             if not record[name]:
                 del record[name]
         return record

@@ -18,12 +18,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from zendaya.errors import SourceError
-from zendaya.nn.cache import Cache, KeysValues, write_rows
+from zendaya.nn.cache import BLOCK, Cache, KeysValues, write_rows
 from zendaya.nn.config import DecoderConfig
 from zendaya.nn.fused import Dense, dropout_noise, project_heads, tied_cross_entropy
-
-BLOCK = 16
-"""Source tokens per projected block; a token always stands at the same place of its block: see `Decoder.read`."""
 
 LARGEST_FEATURE = 1e12
 """A source token with a feature beyond ± this, or NaN, is unreadable: no encoder gives such numbers, and their products overflow."""
