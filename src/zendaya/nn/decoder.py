@@ -59,6 +59,11 @@ class AttentionTap:
         """The weights averaged over the heads (F)."""
         return torch.stack(self.weights_F).mean(0)
 
+    def most_attended(self) -> int:
+        """The source token that the heads attend to most; 0 for a row that read none."""
+        attention_F = self.mean()
+        return int(attention_F.argmax()) if attention_F.shape[0] else 0
+
 
 Taps = Sequence[AttentionTap | None]  # per stream of a call; None where no attention is asked for
 
