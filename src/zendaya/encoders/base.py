@@ -48,11 +48,13 @@ class Traits:
     """Whether a token is an id for an embedding table, exact in float32, instead of a feature vector."""
     block_tokens: int = 1
     """Source tokens that arrive together."""
+    revise_tokens: int = 0
+    """Source tokens before a block that are given again with it, encoded from more context."""
 
     def __post_init__(self) -> None:
         if self.modality not in get_args(Modality):
             raise ConfigError(f"{self.name}: modality must be one of {', '.join(get_args(Modality))}: got {self.modality!r}")
-        if self.dim < 1 or self.block_tokens < 1 or not 0 < self.tokens_per_s < math.inf:
+        if self.dim < 1 or self.block_tokens < 1 or self.revise_tokens < 0 or not 0 < self.tokens_per_s < math.inf:
             got = f"{self.dim}, {self.block_tokens} and {self.tokens_per_s}"
             raise ConfigError(f"{self.name}: dim, block_tokens and tokens_per_s must be above 0: got {got}")
 
@@ -63,15 +65,21 @@ class Tokens:
 
     values_TE: Tensor
     arrival_s: FloatArray
+    revised: int = 0
+    """The first `revised` of them replace the last ones given before in this stream; the others are new."""
+    restart: int | None = None
+    """The source token of the stream with which they begin a new span: all tokens before it are dropped. None: the span goes on."""
 
     def __post_init__(self) -> None:
         assert self.values_TE.ndim == 2, self.values_TE.shape
         assert self.arrival_s.shape == (len(self),), (self.arrival_s.shape, len(self))
+        assert 0 <= self.revised <= len(self), (self.revised, len(self))
 
     def __len__(self) -> int:
         return self.values_TE.shape[0]
 
     def __getitem__(self, which: slice) -> Tokens:
+        assert not self.revised, "tokens that revise others are taken whole"
         return Tokens(self.values_TE[which], self.arrival_s[which])
 
     @staticmethod
@@ -81,11 +89,23 @@ class Tokens:
 
     @staticmethod
     def join(parts: Iterable[Tokens], dim: int) -> Tokens:
-        """The parts one after another."""
-        kept = [part for part in parts if len(part)]
+        """The parts one after another, their revisions applied; what they revise of tokens before them is still to be applied.
+
+        Where a span begins is lost: a live caller takes the parts one by one.
+        """
+        kept, revised = list[Tokens](), 0
+        for part in parts:
+            withdrawn = part.revised
+            while withdrawn and kept:
+                last = kept.pop()
+                if len(last) > withdrawn:
+                    kept.append(Tokens(last.values_TE[:-withdrawn], last.arrival_s[:-withdrawn]))
+                withdrawn -= min(withdrawn, len(last))
+            revised += withdrawn
+            kept += [part] if len(part) else []
         if not kept:
             return Tokens.none(dim)
-        return Tokens(torch.cat([part.values_TE for part in kept]), np.concatenate([part.arrival_s for part in kept]))
+        return Tokens(torch.cat([part.values_TE for part in kept]), np.concatenate([part.arrival_s for part in kept]), revised)
 
 
 State = TypeVar("State")
@@ -115,6 +135,10 @@ class Encoder(ABC, Generic[Raw, State]):
     def blocks(self, state: State, raw: Raw) -> Iterator[Tokens]:
         """Read the next chunk like `read`, but yield the tokens block by block; `begin_span` may be called between two blocks."""
         yield self.read(state, raw)
+
+    def last_blocks(self, state: State) -> Iterator[Tokens]:
+        """End the source like `finish`, but yield the tokens block by block."""
+        yield self.finish(state)
 
     def begin_span(self, state: State, *, at_s: float) -> bool:
         """Restart the context at a moment inside the last block; if True, `blocks` yields the block's later tokens again."""

@@ -4,11 +4,15 @@ Token k of a 30 s span covers samples 320k … 320k+319. Two convolutions of ker
 of 400 samples every 160, so the token reads samples 320k−520 … 320k+519. A block of tokens [k0, k1) is computed, and arrives,
 when sample 320·k1+199 does: 12.5 ms after its own end. Audio that has not arrived is never replaced by silence.
 
+With `revise_s` the tokens just before a block are provisional: they are computed again with it, from more right context. With
+`overlap_s` a span that is full slides: the next one begins at a quiet moment within it (method.md §10).
+
 Shape suffixes: S samples, C mel bins, L mel frames, T tokens of a block, P positions of a span, D model width, A heads, K head width.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +40,16 @@ AHEAD = WINDOW // 2
 BEHIND = 2 * HOP + WINDOW // 2
 """Samples read before the start of a token: mel frame 2k−2 is centred 2 hops before it."""
 
+SPAN_S = 30.0
+"""Longest span: the positions of Whisper's encoder."""
+REVISE_S = 4.0
+"""Longest stretch of provisional tokens: beyond it a token hardly changes, and each costs as much as a new one."""
+SEARCH_S = (3.0, 1.0)
+"""A span begins at the quietest moment between 3 s before and 1 s after the overlap asked for: people pause that often."""
+MIN_OVERLAP_S = 1.0
+"""Least overlap of two spans: about two words."""
+QUIET_TOKENS = 10
+"""Tokens, 0.2 s, over which quietness is measured: shorter than a pause, longer than a stop consonant."""
 BLOCK_S = (0.24, 2.0)
 """Shortest and longest block: a shorter one loses phone information, a longer one is as late as an offline encoder."""
 CEILING = 1.0
@@ -46,8 +60,8 @@ LARGEST_SAMPLE = 1e6
 
 
 def load_whisper(
-    name: str = "tiny.en", *, mode: Literal["full", "block"] = "block", block_s: float = 1.0, pool: int = 1, ceiling: float = CEILING,
-    **hub: Any,
+    name: str = "tiny.en", *, mode: Literal["full", "block"] = "block", block_s: float = 1.0, revise_s: float = 0.0, pool: int = 1,
+    ceiling: float = CEILING, **hub: Any,
 ) -> WhisperFull | WhisperBlocks:  # fmt: skip
     """Open a Whisper encoder: tiny.en from its package, any other hub id or folder through transformers."""
     if mode not in ("full", "block"):
@@ -56,7 +70,7 @@ def load_whisper(
     name = published_name(name)
     if mode == "full":
         return WhisperFull(encoder, name, pool=pool)
-    return WhisperBlocks(encoder, name, block_s=block_s, pool=pool, ceiling=ceiling)
+    return WhisperBlocks(encoder, name, block_s=block_s, revise_s=revise_s, pool=pool, ceiling=ceiling)
 
 
 @dataclass
@@ -102,6 +116,14 @@ class _Heard:
     def forget(self, before: int) -> None:
         self.kept_S = self.kept_S[before - self.first :].copy()
         self.first = before
+
+
+def _tokens(name: str, seconds: float, low_s: float = 0.0, high_s: float = SPAN_S) -> int:
+    """Tokens of a length in seconds, which is checked."""
+    tokens = seconds * SAMPLE_RATE / TOKEN
+    if not low_s - 1e-9 <= seconds <= high_s + 1e-9 or abs(tokens - round(tokens)) > 1e-6:
+        raise ConfigError(f"whisper: {name} must be a multiple of 0.02 s in {low_s:g} … {high_s:g}: got {seconds!r}")
+    return round(tokens)
 
 
 def _check_pool(pool: int, span: int) -> int:
@@ -159,6 +181,10 @@ class BlockState:
     """Tokens of the span so far."""
     cache: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Keys and values per layer, (A, P, K); the first `place` are written."""
+    tail_TD: Tensor | None = None
+    """Inputs of the attention layers for the tokens that the next block computes again."""
+    again: int = 0
+    """After a slide: the tokens of the span before that the first block computes again."""
     unpooled: list[Tensor] = field(default_factory=list)
 
 
@@ -174,35 +200,54 @@ class WhisperBlocks(Encoder[Samples, BlockState]):
     """Whisper with block-causal attention: a token attends to its own block and the blocks before it in its 30 s span.
 
     Positions, convolutions and attention restart with each span, so a stream needs constant memory. The shape of every matrix
-    product depends on the position in the span alone, so any chunks give the same bits.
+    product depends on the position in the span alone, so any chunks give the same bits. The last `revise_s` before a block are computed
+    again with it. With `overlap_s`, a span of `span_s` that is full goes on from a quiet moment about that long before its end.
     """
 
-    def __init__(self, encoder: WhisperEncoder, name: str, *, block_s: float = 1.0, pool: int = 1, ceiling: float = CEILING) -> None:
+    def __init__(
+        self, encoder: WhisperEncoder, name: str, *, block_s: float = 1.0, revise_s: float = 0.0, pool: int = 1, ceiling: float = CEILING,
+        span_s: float = SPAN_S, overlap_s: float = 0.0,
+    ) -> None:  # fmt: skip
         config = encoder.config
-        if not BLOCK_S[0] <= block_s <= BLOCK_S[1] or abs(block_s * SAMPLE_RATE / TOKEN - round(block_s * SAMPLE_RATE / TOKEN)) > 1e-6:
-            raise ConfigError(f"whisper: block_s must be a multiple of 0.02 s in {BLOCK_S[0]} … {BLOCK_S[1]}: got {block_s!r}")
         if not math.isfinite(ceiling):
             raise ConfigError(f"whisper: ceiling must be a finite log10 energy, near {CEILING}: got {ceiling!r}")
         self.encoder = encoder.eval().requires_grad_(False)
         self.name = name
-        self.settings: dict[str, Any] = {"block_s": block_s, "pool": pool, "ceiling": ceiling}
-        self.span: int = config.max_source_positions
-        self.block = round(block_s * SAMPLE_RATE / TOKEN)
+        self.settings: dict[str, Any] = {
+            "block_s": block_s, "revise_s": revise_s, "pool": pool, "ceiling": ceiling, "span_s": span_s, "overlap_s": overlap_s,
+        }  # fmt: skip
+        self.block = _tokens("block_s", block_s, *BLOCK_S)
+        self.revise = _tokens("revise_s", revise_s, 0.0, REVISE_S)
+        self.span = min(_tokens("span_s", span_s, 2 * BLOCK_S[0], SPAN_S), config.max_source_positions)
+        self.overlap = _tokens("overlap_s", overlap_s, MIN_OVERLAP_S, self.span * TOKEN / SAMPLE_RATE / 2) if overlap_s else 0
         self.pool = _check_pool(pool, self.span)
+        if pool > 1 and (self.revise or self.overlap):
+            raise ConfigError(f"whisper: revise_s and overlap_s are for tokens that are not pooled, pool=1: got pool={pool}")
+        if self.overlap and self.span < 2 * self.block + 2 * _tokens("overlap_s", MIN_OVERLAP_S):
+            raise ConfigError(
+                f"whisper: overlap_s needs a span of two blocks and {2 * MIN_OVERLAP_S:g} s: got span_s={span_s!r}, block_s={block_s!r}; "
+                f"give a longer span_s, or overlap_s=0"
+            )
         self.floor = ceiling - 8.0
         self.heads: int = config.encoder_attention_heads
-        token_s = TOKEN / SAMPLE_RATE
-        self.traits = Traits(
-            name=f"whisper {name} block={self.block * token_s:g}s pool={pool} ceiling={ceiling:g}", modality="audio", dim=config.d_model,
-            tokens_per_s=SAMPLE_RATE / TOKEN / pool, look_back_s=(self.span - pool) * token_s,
-            look_ahead_s=(self.block - 1) * token_s + AHEAD / SAMPLE_RATE, live=True,
-            block_tokens=max(1, self.block // pool),
-        )  # fmt: skip
+        self.traits = self._traits(span_s, ceiling)
         from transformers import WhisperFeatureExtractor
 
         filters = WhisperFeatureExtractor(feature_size=config.num_mel_bins).mel_filters
         self._filters_CF = torch.from_numpy(np.ascontiguousarray(filters.T)).float()
         self._window_S = torch.hann_window(WINDOW)
+
+    def _traits(self, span_s: float, ceiling: float) -> Traits:
+        token_s = TOKEN / SAMPLE_RATE
+        name = f"whisper {self.name} block={self.block * token_s:g}s pool={self.pool} ceiling={ceiling:g}"
+        name += f" revise={self.revise * token_s:g}s" if self.revise else ""
+        name += f" span={span_s:g}s" if span_s != SPAN_S else ""
+        name += f" overlap={self.overlap * token_s:g}s" if self.overlap else ""
+        return Traits(
+            name=name, modality="audio", dim=self.encoder.config.d_model, tokens_per_s=SAMPLE_RATE / TOKEN / self.pool,
+            look_back_s=(self.span - self.pool) * token_s, look_ahead_s=(self.block - 1) * token_s + AHEAD / SAMPLE_RATE, live=True,
+            block_tokens=max(1, self.block // self.pool), revise_tokens=self.revise,
+        )  # fmt: skip
 
     def digest(self) -> str:
         return weights_digest(self.encoder)
@@ -219,17 +264,17 @@ class WhisperBlocks(Encoder[Samples, BlockState]):
     def blocks(self, state: BlockState, raw: Samples) -> Iterator[Tokens]:
         state.heard.take(raw)
         while (needed := self._block_end(state) + AHEAD) <= state.heard.total:
-            values_TD = self._encode_block(state)
-            yield self._pool(state, values_TD, needed)
-        # The last block stays: the next span may begin in it.
-        state.heard.forget(max(0, state.span_start + (state.place - self.block) * TOKEN - BEHIND))
+            yield self._next_tokens(state, needed)
+        # What the next span may begin in stays: the last block, or the overlap with its search.
+        kept = max(self.block, self._longest_overlap + QUIET_TOKENS) if self.overlap else self.block
+        state.heard.forget(max(state.heard.first, state.span_start + (state.place - kept) * TOKEN - BEHIND))
 
     def begin_span(self, state: BlockState, *, at_s: float) -> bool:
         sample = round(at_s * SAMPLE_RATE)
         last = state.span_start + (state.place - self.block) * TOKEN
         if not max(0, last) <= sample <= state.heard.total:
             raise SourceError(f"whisper: a span begins in the last block, at samples {max(0, last)} … {state.heard.total}: got {sample}")
-        state.span_start, state.place = sample, 0
+        state.span_start, state.place, state.tail_TD = sample, 0, None
         state.unpooled.clear()
         return True
 
@@ -242,31 +287,62 @@ class WhisperBlocks(Encoder[Samples, BlockState]):
         return WhisperBlocks(self.encoder, self.name, **{**self.settings, **settings})
 
     def finish(self, state: BlockState) -> Tokens:
+        return Tokens.join(self.last_blocks(state), self.traits.dim)
+
+    def last_blocks(self, state: BlockState) -> Iterator[Tokens]:
         state.heard.check()
-        parts, total = [], state.heard.total
+        total = state.heard.total
         while (left := total - state.span_start - state.place * TOKEN) > 0:
-            values_TD = self._encode_block(state)  # silence follows the end, as in Whisper's training
-            parts.append(self._pool(state, values_TD[: math.ceil(left / TOKEN)], total))
+            yield self._next_tokens(state, total, most=math.ceil(left / TOKEN))  # silence follows the end, as in Whisper's training
         if state.unpooled:
-            parts.append(self._flush(state, total))
-        return Tokens.join(parts, self.traits.dim)
+            yield self._flush(state, total)
+
+    def _next_tokens(self, state: BlockState, arrived: int, most: int | None = None) -> Tokens:
+        """The next block, `most` new tokens of it, with the tokens before it that it revises."""
+        slides = self.overlap > 0 and state.place + self.block > self.span
+        if slides:
+            self._slide(state)
+        revised = state.again if slides else 0 if state.tail_TD is None else state.tail_TD.shape[0]
+        values_TD = self._encode_block(state)
+        tokens = self._pool(state, values_TD[: None if most is None else revised + most], arrived)
+        return dataclasses.replace(tokens, revised=revised, restart=state.span_start // TOKEN if slides else None) if revised else tokens
+
+    @property
+    def _longest_overlap(self) -> int:
+        return min(self.overlap + _tokens("overlap_s", SEARCH_S[0]), self.span // 2)
+
+    def _slide(self, state: BlockState) -> None:
+        """Begin the next span at the quietest moment around the overlap, as far as it was heard before the next block."""
+        shortest = max(self.overlap - _tokens("overlap_s", SEARCH_S[1]), _tokens("overlap_s", MIN_OVERLAP_S))
+        low, high, half = state.place - self._longest_overlap, state.place - shortest, QUIET_TOKENS // 2
+        heard_S = state.heard.between(*(state.span_start + token * TOKEN for token in (low - half, high + half))).numpy()
+        energy_T = (heard_S.astype(np.float64) ** 2).reshape(-1, TOKEN).sum(1)
+        around_T = np.lib.stride_tricks.sliding_window_view(energy_T, QUIET_TOKENS).sum(1)
+        begin = low + int(around_T.argmin())
+        state.again = state.place - begin
+        state.span_start, state.place, state.tail_TD = state.span_start + begin * TOKEN, 0, None
 
     def _block_end(self, state: BlockState) -> int:
-        return state.span_start + min(state.place + self.block, self.span) * TOKEN
+        stop = state.place + state.again + self.block
+        return state.span_start + (stop if self.overlap else min(stop, self.span)) * TOKEN
 
     @torch.inference_mode()
     def _encode_block(self, state: BlockState) -> Tensor:
-        """Compute the next block of tokens and move the state past it."""
-        stop = min(state.place + self.block, self.span)
+        """Compute the next block of tokens, after those before it that it revises, and move the state past it."""
+        first, stop = state.place, min(state.place + state.again + self.block, self.span)
         x_TD = self._convolve(self._log_mel(state), first=state.place == 0)
         x_TD = x_TD + self.encoder.embed_positions.weight[state.place : stop]
+        if self.revise:
+            if state.tail_TD is not None:
+                x_TD, first = torch.cat([state.tail_TD, x_TD]), first - state.tail_TD.shape[0]
+            state.tail_TD = x_TD[-self.revise :].clone()
         for layer, (k_APK, v_APK) in zip(self.encoder.layers, state.cache, strict=True):
-            attend = self._attention(layer.self_attn, k_APK, v_APK, state.place, stop)
+            attend = self._attention(layer.self_attn, k_APK, v_APK, first, stop)
             x_TD = x_TD + attend(layer.self_attn_layer_norm(x_TD))
             x_TD = x_TD + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(x_TD))))
-        state.place = stop
-        if stop == self.span:
-            state.span_start, state.place = state.span_start + self.span * TOKEN, 0
+        state.place, state.again = stop, 0
+        if stop == self.span and not self.overlap:
+            state.span_start, state.place, state.tail_TD = state.span_start + self.span * TOKEN, 0, None
         return self.encoder.layer_norm(x_TD)
 
     def _log_mel(self, state: BlockState) -> Tensor:
@@ -322,5 +398,5 @@ class WhisperBlocks(Encoder[Samples, BlockState]):
 
 ENCODER = EncoderFactory(
     modality="audio", open=load_whisper, which="tiny.en, a hub id or a folder",
-    settings={"mode": str, "block_s": float, "pool": int, "ceiling": float},
+    settings={"mode": str, "block_s": float, "revise_s": float, "pool": int, "ceiling": float},
 )  # fmt: skip

@@ -49,10 +49,10 @@ class AdapterConfig:
     """The largest log-mel value, in place of each recording's own, which a stream does not know."""
     model: ModelConfig
     revise_s: float = 0.0
-    """Seconds of sound that are encoded again with each block."""
+    """Seconds before a block that the encoder hears again with it."""
 
     def __post_init__(self) -> None:
-        check_record(self, "adapter config", rank=(1, MAX_WIDTH), block_s=(0.02, 30), revise_s=(0, 4), ceiling=(-100, 100))
+        check_record(self, "adapter config", rank=(1, MAX_WIDTH), block_s=(0.02, 30), ceiling=(-100, 100), revise_s=(0, 30))
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class Adapter:
 
     def _metadata(self) -> dict[str, str]:
         settings = {field.name: getattr(self.config, field.name) for field in dataclasses.fields(self.config) if field.name != "model"}
+        if not self.config.revise_s:  # older files keep their digests
+            del settings["revise_s"]
         return {"adapter": json.dumps(settings), "config": json.dumps(self.config.model.to_dict())}
 
     def save(self, path: Path) -> None:

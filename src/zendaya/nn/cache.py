@@ -9,6 +9,8 @@ from torch import Tensor
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values (B, A, T, K) per layer, with room for more rows."""
 
+BLOCK = 16
+"""Source tokens per projected block; a token always stands at the same place of its block: see `Decoder.read`."""
 FIRST_ROWS = 32
 """Rows a layer has room for at first."""
 
@@ -49,6 +51,18 @@ class Cache:
         self.num_source = 0
         self.cross, self.context = [], []
         self.pending_BTE = self.unreadable_B = None
+
+    def keep_source(self, count: int) -> None:
+        """Withdraw the source tokens after the first `count`, and a few before: the next token to read is that at `num_source`.
+
+        A block is projected whole, so its first tokens are read again with the others. After an unreadable token all are.
+        """
+        if count >= self.num_source:
+            return
+        unreadable = self.unreadable_B is not None and bool(self.unreadable_B.any())
+        self.num_source = 0 if unreadable else max(0, count) // BLOCK * BLOCK
+        self.pending_BTE = None
+        self.unreadable_B = None if unreadable else self.unreadable_B
 
     def forget_text(self) -> None:
         """Drop the text rows and keep the source."""

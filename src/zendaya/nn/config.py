@@ -118,12 +118,12 @@ class ModelConfig:
     """Above 0, guard against loops: a phrase that filled this many tokens, at least three times over, is not written again. A window
     that reached no end then leaves no history."""
     framing: Framing = field(default_factory=Framing)
-    overlap_tokens: int = 0
-    """Source tokens of a window that the next one reads again, about; 0: windows are disjoint."""
     pace: bool = False
     """The length head predicts N̂ of a whole window, at the pace of the source, even where the source ends sooner."""
     gammas: tuple[float, ...] = ()
     """The γ that the gamma head chooses from for each window, rising; empty: there is no gamma head."""
+    overlap_tokens: int = 0
+    """Source tokens that two windows of a stream share: a full window slides, and its text goes on in the next. 0: windows are disjoint."""
     lag_price: float = 0.0
     """Price of a lag of the whole source, in nats per step; solved for a latency budget when the gamma head was trained."""
 
@@ -132,6 +132,12 @@ class ModelConfig:
             self, "model config", window_tokens=(1, MAX_TOKENS), max_steps=(1, MAX_TOKENS), length_hidden=(1, MAX_WIDTH),
             loop_tokens=(0, MAX_TOKENS), overlap_tokens=(0, MAX_TOKENS),
         )  # fmt: skip
+        if self.overlap_tokens > self.window_tokens // 2:
+            raise ConfigError(
+                f"model config: overlap_tokens: expected at most half of window_tokens={self.window_tokens}: got {self.overlap_tokens}"
+            )
+        if self.overlap_tokens and self.length == "fix":
+            raise ConfigError("model config: a window that slides is never whole, which length 'fix' waits for: expected 'inf' or 'none'")
         if self.window_tokens > self.decoder.max_source:
             raise ConfigError(
                 f"model config: window_tokens={self.window_tokens} is more than the decoder's max_source={self.decoder.max_source}"

@@ -18,12 +18,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from zendaya.errors import SourceError
-from zendaya.nn.cache import Cache, KeysValues, write_rows
+from zendaya.nn.cache import BLOCK, Cache, KeysValues, write_rows
 from zendaya.nn.config import DecoderConfig
 from zendaya.nn.fused import Dense, dropout_noise, project_heads, tied_cross_entropy
-
-BLOCK = 16
-"""Source tokens per projected block; a token always stands at the same place of its block: see `Decoder.read`."""
 
 LARGEST_FEATURE = 1e12
 """A source token with a feature beyond ± this, or NaN, is unreadable: no encoder gives such numbers, and their products overflow."""
@@ -61,6 +58,11 @@ class AttentionTap:
     def mean(self) -> Tensor:
         """The weights averaged over the heads (F)."""
         return torch.stack(self.weights_F).mean(0)
+
+    def most_attended(self) -> int:
+        """The source token that the heads attend to most; 0 for a row that read none."""
+        attention_F = self.mean()
+        return int(attention_F.argmax()) if attention_F.shape[0] else 0
 
 
 Taps = Sequence[AttentionTap | None]  # per stream of a call; None where no attention is asked for

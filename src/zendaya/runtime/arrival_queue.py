@@ -21,15 +21,17 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass
 class StreamItem:
-    """Something that happens to a stream: tokens arrive, the window is cut, speech begins, time passes, the source ends."""
+    """Something that happens to a stream: tokens arrive, the window slides, is cut, speech begins, time passes, the source ends."""
 
-    kind: Literal["tokens", "cut", "onset", "time", "end"]
+    kind: Literal["tokens", "slide", "cut", "onset", "time", "end"]
     time_s: float
     tokens_TE: Tensor | None = None
     speech_T: Flags | None = None
     """Which of the tokens hold speech; None: all may."""
     position: int = 0
-    """Of an onset: source tokens of the stream before it."""
+    """Of an onset, and of a window that slides: source tokens of the stream before it."""
+    revised: int = 0
+    """The first `revised` tokens replace the last ones that came before."""
 
 
 class ArrivalQueue:
@@ -47,6 +49,19 @@ class ArrivalQueue:
         for time_s, first, last in self._groups(tokens_TE.shape[0], arrival_s):
             flags_T = None if speech_T is None else speech_T[first:last]
             self.items.append(StreamItem("tokens", time_s, tokens_TE[first:last], flags_T))
+
+    def push_again(self, item: StreamItem, arrival_s: Times | None) -> None:
+        """Queue tokens of which the first were given before: they revise those, or begin a window that overlaps the one before."""
+        self._check_open()
+        assert item.tokens_TE is not None
+        count = item.tokens_TE.shape[0]
+        if not 0 <= item.revised <= count or count == 0:
+            raise SourceError(f"of {count} source tokens, 0 … {count} can replace those before them: got {item.revised}")
+        times = list(self._groups(count, arrival_s))
+        if len(times) > 1:
+            raise SourceError(f"source tokens that replace others arrive together, at one time: got {len(times)} times")
+        item.time_s = times[0][0]
+        self.items.append(item)
 
     def cut(self, now_s: float | None) -> None:
         """The window ends here."""

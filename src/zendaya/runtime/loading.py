@@ -45,7 +45,8 @@ def load_adapted(name: str | Path = "tiny.en-dial", *, precision: Precision = "a
     if precision == "bfloat16" or (precision == "auto" and has_bfloat16()):
         use_bfloat16_linears(encoder)
         known += " bfloat16"
-    return Adapted(WhisperBlocks(encoder, known, block_s=config.block_s, ceiling=config.ceiling), model, adapter.digest)
+    blocks = WhisperBlocks(encoder, known, block_s=config.block_s, revise_s=config.revise_s, ceiling=config.ceiling)
+    return Adapted(blocks, model, adapter.digest)
 
 
 def load_model(name: str | Path) -> Model:

@@ -61,14 +61,20 @@ class SourceEncoder:
         self._state: Any = None
         self._opened_s = 0.0
         """When the gate was opened."""
-        self._given = 0
-        """Source tokens of the stretch so far."""
+        self._before = self._given = 0
+        """Source tokens of the stream before the encoder began, and since."""
+        self.slid_s: float | None = None
+        """When the encoder's span last slid."""
 
     @staticmethod
-    def of(encoder: Encoder[Any, Any], options: DecodeOptions) -> SourceEncoder:
-        """The half that resolved options ask for."""
+    def of(encoder: Encoder[Any, Any], options: DecodeOptions, model: Model | None = None) -> SourceEncoder:
+        """The half that resolved options ask for; where the windows of the model overlap, the encoder's spans are its windows."""
         rate = encoder.traits.tokens_per_s
         assert options.window_tokens is not None
+        overlap = 0 if model is None else model.config.overlap_tokens
+        if overlap and encoder.traits.modality == "audio":
+            longest = options.window_tokens // 2  # where a window is shorter than the model's
+            encoder = encoder.with_settings(span_s=options.window_tokens / rate, overlap_s=min(overlap, longest) / rate)
         pauses = PauseWindows(options.window_tokens, rate) if options.cut == "pauses" else None
         return SourceEncoder(encoder, pauses, VoiceGate(rate) if options.voice == "gate" else None)
 
@@ -81,57 +87,72 @@ class SourceEncoder:
             if step.begins:
                 yield self._begin(self.gate, now_s)
             elif step.ends:
-                yield dataclasses.replace(self._finish(now_s), cut_s=self.gate.heard / SAMPLE_RATE if now_s is None else now_s)
+                yield from self._finish(now_s)
+                yield dataclasses.replace(self._silent(now_s), cut_s=self.gate.heard / SAMPLE_RATE if now_s is None else now_s)
             else:
-                yield from (self._placed(span, self.gate) for span in self._encode(step.samples_S, now_s) if not span.empty)
+                yield from (span for span in self._encode(step.samples_S, now_s) if not span.empty)
 
-    def finish(self, now_s: float | None = None) -> Span:
+    def finish(self, now_s: float | None = None) -> Iterator[Span]:
         """The source tokens that waited for more raw input; input after this begins anew."""
-        if self.gate is None:
-            return self._finish(now_s)
-        span = self._finish(now_s) if self.gate.position is not None else Span(Tokens.none(self.encoder.traits.dim), now_s)
-        self.gate.finish()
-        return span
+        if self.gate is None or self.gate.position is not None:
+            yield from self._finish(now_s)
+        if self.gate is not None:
+            self.gate.finish()
+
+    def _silent(self, now_s: float | None) -> Span:
+        return Span(Tokens.none(self.encoder.traits.dim), now_s)
 
     def _begin(self, gate: VoiceGate, now_s: float | None) -> Span:
         """A stretch of speech begins."""
         assert gate.position is not None
-        self._state, self._given, self._opened_s = None, 0, gate.known / SAMPLE_RATE
+        self._state, self._opened_s = None, gate.known / SAMPLE_RATE
+        self._before, self._given = gate.position, 0
         if self.pauses is not None:
             self.pauses.restart()
-        return Span(Tokens.none(self.encoder.traits.dim), now_s, onset=(gate.position, self._opened_s if now_s is None else now_s))
+        return dataclasses.replace(self._silent(now_s), onset=(gate.position, self._opened_s if now_s is None else now_s))
 
-    def _placed(self, span: Span, gate: VoiceGate) -> Span:
-        """A span of a stretch with the times of the stream: what waited for the gate came when it opened."""
-        since_S, count = gate.begin, len(span.tokens)
-        # On whole samples, so that rounding makes no token earlier than its last sample.
-        arrival_s = np.maximum(np.ceil(span.tokens.arrival_s * SAMPLE_RATE - 1e-3) + since_S, self._opened_s * SAMPLE_RATE) / SAMPLE_RATE
-        cut_s = span.cut_s
-        if cut_s is not None and span.now_s is None:
-            cut_s = max(self._opened_s, cut_s + since_S / SAMPLE_RATE)
-        speech_T = gate.speech_of(self._given, count)
-        self._given += count
-        return dataclasses.replace(span, tokens=Tokens(span.tokens.values_TE, arrival_s), cut_s=cut_s, speech_T=speech_T)
+    def _placed(self, span: Span) -> Span:
+        """A span with the positions and times of the stream: what waited for the gate came when it opened."""
+        tokens, gate = span.tokens, self.gate
+        new = len(tokens) - tokens.revised
+        first, self._given = self._given, self._given + new
+        if tokens.restart is not None:
+            tokens = dataclasses.replace(tokens, restart=self._before + tokens.restart)
+        if gate is not None:
+            # On whole samples, so that rounding makes no token earlier than its last sample.
+            arrival_s = np.maximum(np.ceil(tokens.arrival_s * SAMPLE_RATE - 1e-3) + gate.begin, self._opened_s * SAMPLE_RATE) / SAMPLE_RATE
+            tokens = dataclasses.replace(tokens, arrival_s=arrival_s)
+            # Of tokens that were given before it is known.
+            speech_T = np.concatenate([np.zeros(tokens.revised, np.bool_), gate.speech_of(first, new)])
+            cut_s = span.cut_s
+            if cut_s is not None and span.now_s is None:
+                cut_s = max(self._opened_s, cut_s + gate.begin / SAMPLE_RATE)
+            span = dataclasses.replace(span, cut_s=cut_s, speech_T=speech_T)
+        if tokens.restart is not None:
+            self.slid_s = float(tokens.arrival_s[-1]) if span.now_s is None else span.now_s
+        return dataclasses.replace(span, tokens=tokens)
 
     def _encode(self, raw: Any, now_s: float | None) -> Iterator[Span]:
         if self._state is None:
             self._state = self.encoder.start()
-        if self.pauses is None:
-            yield Span(self.encoder.read(self._state, raw), now_s)
-            return
-        self.pauses.hear(raw)
+        if self.pauses is not None:
+            self.pauses.hear(raw)
         for tokens in self.encoder.blocks(self._state, raw):
-            yield from self._cut(tokens, self.pauses, now_s)
+            spans = iter([Span(tokens, now_s)]) if self.pauses is None else self._cut(tokens, self.pauses, now_s)
+            yield from map(self._placed, spans)
 
-    def _finish(self, now_s: float | None) -> Span:
+    def _finish(self, now_s: float | None) -> Iterator[Span]:
         state, self._state = self._state, None
-        span = Span(self.encoder.finish(self.encoder.start() if state is None else state), now_s)
-        return span if self.gate is None else self._placed(span, self.gate)
+        for tokens in self.encoder.last_blocks(self.encoder.start() if state is None else state):
+            yield self._placed(Span(tokens, now_s))
+        self._before, self._given = self._before + self._given, 0
 
     @property
     def context_start_s(self) -> float:
         """Where in the source the encoder's context begins."""
-        return 0.0 if self._state is None else self.encoder.context_start_s(self._state)
+        if self._state is None:
+            return 0.0
+        return self._before / self.encoder.traits.tokens_per_s + self.encoder.context_start_s(self._state)
 
     def _cut(self, tokens: Tokens, pauses: PauseWindows, now_s: float | None) -> Iterator[Span]:
         """Tokens split where windows end in a pause."""
@@ -151,6 +172,9 @@ def resolve(options: DecodeOptions, model: Model, encoder: Encoder[Any, Any]) ->
     for name, wrong, instead in (("cut", "pauses", "fixed"), ("voice", "gate", "off")):
         if getattr(options, name) == wrong and traits.modality != "audio":
             raise ConfigError(f"{name}={wrong} needs sound, and {traits.name} reads {traits.modality}: give {name}={instead}")
+    if options.cut == "pauses" and (model.config.overlap_tokens or traits.revise_tokens):
+        what = "windows of this model overlap" if model.config.overlap_tokens else f"{traits.name} gives tokens again"
+        raise ConfigError(f"cut=pauses is for windows that end for good, and the {what}: give cut=fixed")
     window_tokens = options.window_tokens if options.window_s is None else round(options.window_s * traits.tokens_per_s)
     fixed = model.length is None and not options.schedule.decides_while_reading
     return dataclasses.replace(
@@ -191,7 +215,7 @@ class Pipeline:
         """A pipeline for a model and its encoder."""
         options = resolve(options, model, encoder)
         engine = engine_for(model, options.engine, precision=options.precision) if engine is None else engine
-        return cls(Session(model, options, clock=clock, engine=engine), SourceEncoder.of(encoder, options))
+        return cls(Session(model, options, clock=clock, engine=engine), SourceEncoder.of(encoder, options, model))
 
     # From raw input.
 
@@ -215,7 +239,8 @@ class Pipeline:
     def end(self, now_s: float | None = None) -> Iterator[Event]:
         """The raw input has ended."""
         assert self.source is not None
-        yield from self.decode(self.source.finish(now_s))
+        for span in self.source.finish(now_s):
+            yield from self.decode(span)
         yield from self.finish(self._end_s)
 
     # From source tokens.
@@ -227,14 +252,19 @@ class Pipeline:
             events.append(self._drawn(self.session.begin_speech(*span.onset)))
         if len(tokens):
             self._end_s = span.now_s if span.now_s is not None else float(tokens.arrival_s[-1])
-            events.append(self.push(tokens.values_TE, tokens.arrival_s if span.now_s is None else span.now_s, speech_T=span.speech_T))
+            arrival_s = tokens.arrival_s if span.now_s is None else span.now_s
+            revised, restart = tokens.revised, tokens.restart
+            events.append(self.push(tokens.values_TE, arrival_s, speech_T=span.speech_T, revised=revised, restart=restart))
         if span.cut_s is not None:
             events.append(self.cut(span.cut_s))
         return itertools.chain(*events)
 
-    def push(self, tokens: SourceTokens, arrival_s: Times | None = None, *, speech_T: Flags | None = None) -> Iterator[Event]:
-        """Source tokens that have arrived."""
-        return self._drawn(self.session.push(tokens, arrival_s, speech_T=speech_T))
+    def push(
+        self, tokens: SourceTokens, arrival_s: Times | None = None, *, speech_T: Flags | None = None, revised: int = 0,
+        restart: int | None = None,
+    ) -> Iterator[Event]:  # fmt: skip
+        """Source tokens that have arrived; `revised` and `restart` as in `Session.push`."""
+        return self._drawn(self.session.push(tokens, arrival_s, speech_T=speech_T, revised=revised, restart=restart))
 
     def cut(self, now_s: float | None = None) -> Iterator[Event]:
         """End the window here."""

@@ -42,6 +42,10 @@ class DecoderRows:
         """Forget all text and source."""
         self.cache = self.engine.start()
 
+    def withdraw(self, kept: int) -> None:
+        """Source tokens after the first `kept` were replaced: they are read again when a row needs them."""
+        self.cache.keep_source(kept)
+
     def compute(self, request: RowRequest) -> Tensor:
         """The logits (V) of the last row asked for."""
         return (self.step if request.is_step else self.run)(request.ids, request.horizon, request.tap)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from zendaya.errors import ConfigError, SourceError
 from zendaya.records import Event
-from zendaya.runtime.arrival_queue import ArrivalQueue, Flags, Times
+from zendaya.runtime.arrival_queue import ArrivalQueue, Flags, StreamItem, Times
 from zendaya.runtime.engine import Engine, TorchEngine
 from zendaya.runtime.options import DecodeOptions
+from zendaya.runtime.overlap import first_kept, prefix_rows, word_starts
 from zendaya.runtime.policies.base import Cost, Policy
 from zendaya.runtime.rows import DecoderRows, RowRequest
 from zendaya.runtime.token_rules import TokenRules
-from zendaya.runtime.window import Window, WindowInput
+from zendaya.runtime.window import HeardAt, Overlap, Window, WindowInput
 from zendaya.runtime.writers import Choice, PolicyWriter, ScheduleWriter, Writer, WriterContext
 from zendaya.schedule import Schedule
 
@@ -69,27 +70,41 @@ class Session:
         self._queue = ArrivalQueue(clock)
         self.rows = DecoderRows(engine)
         self._context = WriterContext(
-            model=model, input=WindowInput(self._queue, options.patience_s, options.pace), rows=self.rows,
+            model=model, input=WindowInput(self._queue, options.patience_s, options.pace, self.rows.withdraw), rows=self.rows,
             rules=TokenRules.of(config, speech_only=options.voice == "gate"),
             fixed_steps=options.steps, max_steps=options.max_steps or config.max_steps,
         )  # fmt: skip
         self.schedule = self._checked(options.schedule)
         self._marks = deque[Event]()
+        self._prefix = deque[RowRequest]()
+        """Rows of the words that a window took over, which are still to be run in it."""
         self._begin_window(0, 0)
 
     # Input.
 
-    def push(self, tokens: SourceTokens, arrival_s: Times | None = None, *, speech_T: Flags | None = None) -> Iterator[Event]:
+    def push(
+        self, tokens: SourceTokens, arrival_s: Times | None = None, *, speech_T: Flags | None = None, revised: int = 0,
+        restart: int | None = None,
+    ) -> Iterator[Event]:  # fmt: skip
         """Take source tokens (T, E) that have arrived; the events they allow are decoded as the iterator is drawn.
 
         `arrival_s` is one time for all tokens or one per token; without it, the clock's, or the last time where there is no clock.
-        `speech_T` says which of them hold speech, where that is known: a window without any writes nothing.
+        `speech_T` says which of them hold speech, where that is known: a window without any writes nothing. The first `revised` replace
+        the last ones before them. With `restart` they begin a new window at that token of the stream, which overlaps the one before.
         """
         dim, like = self.model.config.decoder.source_dim, self._window.tokens_TE
         arrived_TE = torch.as_tensor(tokens).to(like.device, like.dtype, copy=True)  # the caller may use its buffer again
         if arrived_TE.ndim != 2 or arrived_TE.shape[1] != dim:
             raise SourceError(f"source tokens must have shape (any, {dim}): got {tuple(arrived_TE.shape)}")
-        self._queue.push(arrived_TE, arrival_s, speech_T)
+        if restart is not None and not self.model.config.overlap_tokens:
+            raise SourceError("a window slides only where the model has overlap_tokens: got a restart; give the encoder overlap_s=0")
+        if restart is not None and arrived_TE.shape[0] > self.window_tokens:
+            raise SourceError(f"a window of {self.window_tokens} source tokens slides with fewer: got {arrived_TE.shape[0]}")
+        if revised or restart is not None:
+            kind: Literal["tokens", "slide"] = "tokens" if restart is None else "slide"
+            self._queue.push_again(StreamItem(kind, 0.0, arrived_TE, speech_T, restart or 0, revised), arrival_s)
+        else:
+            self._queue.push(arrived_TE, arrival_s, speech_T)
         return self._decode()
 
     def cut(self, now_s: float | None = None) -> Iterator[Event]:
@@ -175,11 +190,20 @@ class Session:
 
     def work(self) -> SessionWork:
         """The way to the next event, None if it must wait; the caller computes the rows it asks for, alone or with others'."""
-        while self._window.closed or not self._heard():
-            if not self._window.closed or not (yield from self._next_window()):
+        while True:
+            if self._window.slide is not None:
+                self._slide(self._window, self._window.slide)
+            while self._prefix:
+                yield self._prefix[0]
+                self._prefix.popleft()
+            if not self._window.closed and self._heard():
+                choice = yield from self._writer.next()
+                if choice is not None:
+                    return self._write(choice)
+            elif self._window.closed and (yield from self._next_window()):
+                continue
+            if self._window.slide is None:
                 return None
-        choice = yield from self._writer.next()
-        return None if choice is None else self._write(choice)
 
     def _heard(self) -> bool:
         """Whether the window holds speech; one that is complete without any is closed: there is nothing to write about."""
@@ -212,6 +236,7 @@ class Session:
     def _write(self, choice: Choice) -> Event:
         window, arrivals = self._window, self._context.input
         window.written.append(choice.token)
+        window.heard += [HeardAt(window.start + choice.place, window.start + choice.effective_horizon)] if window.slides else []
         step = len(window.written)
         window.closed = choice.token == self.model.config.framing.end or step == self._context.max_steps
         arrivals.reached_s = arrivals.now_s
@@ -221,7 +246,8 @@ class Session:
         window, writer = self._window, self._writer
         read_s = spoken_s = 0.0
         if self.tokens_per_s is not None:
-            place = window.width * min(1.0, (step + writer.skipped) / max(1, writer.steps))
+            paced = window.width * min(1.0, (step + writer.skipped) / max(1, writer.steps))
+            place = choice.place + 1 if window.slides else paced
             read_s = (window.start + choice.effective_horizon) / self.tokens_per_s
             spoken_s = (window.start + min(place, choice.effective_horizon)) / self.tokens_per_s
         return Event(
@@ -234,9 +260,16 @@ class Session:
     # Windows.
 
     def _begin_window(self, index: int, start: int) -> None:
-        weight, tokenizer = self.model.decoder.tokens.weight, self.model.tokenizer
-        tokens_TE = weight.new_zeros(self.window_tokens, self.model.config.decoder.source_dim)
-        window = Window(index, start, tokens_TE, tokenizer.stream() if tokenizer is not None else lambda token: f"⟨{token}⟩")
+        tokenizer = self.model.tokenizer
+        self._enter(self._new_window(index, start, tokenizer.stream() if tokenizer is not None else lambda token: f"⟨{token}⟩"))
+
+    def _new_window(self, index: int, start: int, add_text: Callable[[int], str]) -> Window:
+        config = self.model.config
+        tokens_TE = self.model.decoder.tokens.weight.new_zeros(self.window_tokens, config.decoder.source_dim)
+        return Window(index, start, tokens_TE, add_text, slides=config.overlap_tokens > 0)
+
+    def _enter(self, window: Window) -> None:
+        """Write this window from now on."""
         self.rows.window = window
         self._context.input.begin(window)
         if self.schedule.decides_while_reading:
@@ -247,14 +280,14 @@ class Session:
     def _next_window(self) -> Generator[RowRequest, Tensor, bool]:
         """Move on once the whole window has arrived; its text becomes history, read from its own source (METHOD §4)."""
         window, context = self._window, self._context
-        if not context.input.wait(window.width, patient=False):
+        if not context.input.wait(window.width + window.slides, patient=False):
             return False
         config, framing = self.model.config, self.model.config.framing
         # Silence leaves no history, and neither does a text that never ended.
         lost = not window.has_speech or (config.loop_tokens > 0 and window.written[-1:] != [framing.end])
         if lost:
             context.previous = None
-        if config.history and not lost:
+        if config.history and not lost and not window.slides:
             if not bool(torch.isfinite(window.arrived_TE).all()):
                 raise SourceError(f"window {window.index}: it holds a source token that is not finite; check the encoder")
             text = [token for token in window.written if token != framing.end]
@@ -266,3 +299,25 @@ class Session:
             self.rows.restart()
         self._begin_window(window.index + 1, window.start + window.arrived)
         return True
+
+    def _slide(self, before: Window, item: StreamItem) -> None:
+        """Go over into a window that overlaps the one before and takes over the words heard in it.
+
+        They are not written again. Their rows read no further than their steps did, and the next step at least as far (METHOD §10).
+        """
+        assert item.tokens_TE is not None
+        begin = max(item.position, before.start)  # what was cut off stays so
+        window = self._new_window(before.index + 1, begin, before.add_text)
+        speech = before.has_speech or item.speech_T is None or bool(item.speech_T.any())
+        window.fill(item.tokens_TE[begin - item.position :], speech=speech)
+        starts = word_starts(before.written, self.model.tokenizer)
+        kept = first_kept(starts, [heard.place for heard in before.heard], begin)
+        window.written, window.heard = before.written[kept:], before.heard[kept:]
+        horizons = [min(window.arrived, max(0, heard.horizon - begin)) for heard in window.heard]
+        window.overlap = Overlap(window.arrived, max(horizons, default=0))
+        window.closed = len(window.written) >= self._context.max_steps
+        self.rows.restart()
+        self._enter(window)
+        # A policy runs the rows itself, each time it looks.
+        rows = [] if self.schedule.decides_while_reading else prefix_rows(self.model.config.framing.prompt, window.written, horizons)
+        self._prefix = deque(rows)

@@ -103,7 +103,7 @@ class TokenRules:
         rules: list[TokenRule] = [Suppression(config.framing)]
         if config.loop_tokens:
             rules.append(RepetitionGuard(config.loop_tokens))
-        if config.end_means_wait:
+        if config.end_means_wait or config.overlap_tokens:
             rules += [SureStart(config.framing.end)] if speech_only else []
             rules.append(LikelyEnd(config.framing.end))
         return TokenRules(rules)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,10 +15,32 @@ from zendaya.runtime.arrival_queue import ArrivalQueue, StreamItem
 from zendaya.runtime.options import Pace
 
 
-class Window:
-    """One window: W places for source tokens, of which the first have arrived, and the tokens written so far."""
+class HeardAt(NamedTuple):
+    """What a written token was heard from, in source tokens of the stream."""
 
-    def __init__(self, index: int, start: int, tokens_TE: Tensor, add_text: Callable[[int], str]) -> None:
+    place: int
+    """The source token that its alignment heads attended to most."""
+    horizon: int
+    """Source tokens of the stream up to the last that its step read."""
+
+
+class Overlap(NamedTuple):
+    """What a window has taken over from the one before."""
+
+    tokens: int = 0
+    """Source tokens that it began with."""
+    floor: int = 0
+    """The largest horizon of the words, and the least of the next step."""
+
+
+class Window:
+    """One window: W places for source tokens, of which the first have arrived, and the tokens written so far.
+
+    A window that `slides` is not complete when it is full: what comes next says where the next one begins, which takes over its last
+    words.
+    """
+
+    def __init__(self, index: int, start: int, tokens_TE: Tensor, add_text: Callable[[int], str], *, slides: bool = False) -> None:
         self.index = index
         self.start = start
         """Source tokens of the stream before this window."""
@@ -35,6 +58,14 @@ class Window:
         """Whether the text has ended."""
         self.add_text = add_text
         """From the next token written to the text it adds."""
+        self.slides = slides
+        self.slide: StreamItem | None = None
+        """What the next window begins with, once it has come."""
+        self.heard = list[HeardAt]()
+        """Where each written token was heard; in a window that slides."""
+        self.overlap = Overlap()
+        self.revisions = 0
+        """How often tokens that had arrived were replaced."""
 
     @property
     def width(self) -> int:
@@ -52,7 +83,14 @@ class Window:
         self.has_speech = self.has_speech or speech
         self.tokens_TE[self.arrived : self.arrived + count] = tokens_TE
         self.arrived += count
-        self.complete = self.arrived == self.width
+        self.complete = self.arrived == self.width and not self.slides
+
+    def revise(self, tokens_TE: Tensor) -> int:
+        """Replace the last tokens that have arrived; how many before them stay. Of tokens of an earlier window nothing is kept."""
+        count = min(tokens_TE.shape[0], self.arrived)
+        self.tokens_TE[self.arrived - count : self.arrived] = tokens_TE[tokens_TE.shape[0] - count :]
+        self.revisions += 1
+        return self.arrived - count
 
 
 class WindowInput:
@@ -61,8 +99,12 @@ class WindowInput:
     Patience counts from when the step was reached or, where a pace is given, from when its last token is due.
     """
 
-    def __init__(self, queue: ArrivalQueue, patience_s: float, pace: Pace | None) -> None:
+    def __init__(
+        self, queue: ArrivalQueue, patience_s: float, pace: Pace | None, withdraw: Callable[[int], None] | None = None
+    ) -> None:  # fmt: skip
         self.queue, self.patience_s, self.pace = queue, patience_s, pace
+        self._withdraw = withdraw
+        """Told how many source tokens of the window are as they were, when later ones were replaced."""
         self.now_s = -math.inf
         """Time of the stream: that of the last arrival taken, or of a patience that ran out."""
         self.reached_s = -math.inf
@@ -77,12 +119,20 @@ class WindowInput:
         """Fill this window from now on."""
         self.window = window
         self._first_s = self.reached_s = self.now_s
+        if self.pace is not None and window.arrived:  # tokens taken over came earlier
+            first = window.start - self._cut_start
+            self._first_s -= self.pace.between_s(first, first + window.arrived - 1)
 
     def wait(self, needed: int, *, patient: bool = True) -> bool:
-        """Take arrivals until so many tokens of the window are there, will not come, or were waited for; False: not yet."""
+        """Take arrivals until so many tokens of the window are there, will not come, or were waited for; False: not yet, or it slides.
+
+        One token more than a window holds has come when the window is complete.
+        """
         window, items = self.window, self.queue.items
         self.deadline_s = None
         while window.arrived < needed and not window.complete:
+            if window.slide is not None:
+                return False
             deadline_s = self._give_up_s(needed) if patient else math.inf
             if not items:
                 self.deadline_s = deadline_s if deadline_s < math.inf else None
@@ -126,6 +176,9 @@ class WindowInput:
         if item.kind == "onset" and window.arrived:
             window.complete = True  # the onset begins the next one
             return
+        if item.kind == "slide":
+            window.slide = self.queue.items.popleft()
+            return
         if item.tokens_TE is None:
             self.queue.items.popleft()
             if item.kind == "onset":
@@ -135,10 +188,24 @@ class WindowInput:
                 self._cut_start = window.start + window.arrived
             window.complete = window.complete or item.kind == "end" or (item.kind == "cut" and window.arrived > 0)
             return
-        if window.arrived == 0:
-            self._first_s = self.reached_s = self.now_s
-        count = needed - window.arrived
-        window.fill(item.tokens_TE[:count], speech=item.speech_T is None or bool(item.speech_T[:count].any()))
+        if item.revised:
+            kept = window.revise(item.tokens_TE[: item.revised])
+            if self._withdraw is not None:
+                self._withdraw(kept)
+            self._shorten(item, item.revised)
+        elif window.arrived == window.width:
+            window.complete = True  # it does not slide: the tokens begin the next one
+        else:
+            if window.arrived == 0:
+                self._first_s = self.reached_s = self.now_s
+            count = min(needed, window.width) - window.arrived
+            window.fill(item.tokens_TE[:count], speech=item.speech_T is None or bool(item.speech_T[:count].any()))
+            self._shorten(item, count)
+
+    def _shorten(self, item: StreamItem, count: int) -> None:
+        """Leave out the first tokens of an item, which were taken, and the item after its last."""
+        assert item.tokens_TE is not None
         item.tokens_TE, item.speech_T = item.tokens_TE[count:], None if item.speech_T is None else item.speech_T[count:]
+        item.revised = 0
         if item.tokens_TE.shape[0] == 0:
             self.queue.items.popleft()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
+from zendaya.runtime.overlap import EDGE_TOKENS
 from zendaya.runtime.policies._view import WindowView
 from zendaya.runtime.policies.base import Policy, chosen_heads
 from zendaya.runtime.rows import DecoderRows, RowRequest
@@ -20,11 +21,12 @@ from zendaya.schedule import IntArray, Learned, PowerLaw, Schedule
 
 
 class Choice(NamedTuple):
-    """A token to write, the horizon that licensed it, and the source tokens it read."""
+    """A token to write, the horizon that licensed it, the source tokens it read, and where a window slides, which it attended to most."""
 
     token: int
     horizon: int
     effective_horizon: int
+    place: int = 0
 
 
 Work = Generator[RowRequest, Tensor, Choice | None]
@@ -48,6 +50,12 @@ class WriterContext:
     def window(self) -> Window:
         """The current window."""
         return self.input.window
+
+    def at_edge(self, place: int) -> bool:
+        """Whether a source token is among the last that a window will hold, so that its right context comes with the next one."""
+        window, block = self.window, self.input.block
+        full = window.width - (window.width - window.overlap.tokens) % block
+        return window.slides and not window.complete and place >= full - EDGE_TOKENS
 
     def next_ids(self) -> Sequence[int]:
         """The rows before the next step: the last token written, or the prompt at a window's beginning."""
@@ -82,7 +90,7 @@ class ScheduleWriter:
 
     def __init__(self, context: WriterContext, schedule: Schedule) -> None:
         self.context, self.schedule = context, schedule
-        self.steps, self.skipped, self.floor = 0, 0, 0
+        self.steps, self.skipped, self.floor = 0, 0, context.window.overlap.floor
         self.gamma: float | None = None
         self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
         self._held = 0  # the horizon at which a held step is tried next
@@ -102,22 +110,27 @@ class ScheduleWriter:
                 self._resume, arrivals.reached_s = 0, arrivals.now_s
             place = step + self.skipped
             most, least = (curve[place - 1] if place <= len(curve) else window.width for curve in (self._horizons, self._least))
+            most = max(most, window.overlap.floor)
             horizon = min(most, max(self._held, least, self.floor))
             if not arrivals.wait(horizon):
                 return None
             effective = min(horizon, window.arrived)
-            tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most else None
+            tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most or window.slides else None
             logits_V = yield RowRequest(context.next_ids(), effective, is_step=True, tap=tap)
             token = context.rules.choose(logits_V, window.written)
-            whole = effective == window.width or (window.complete and horizon > window.arrived)
-            waits = config.end_means_wait and token == config.framing.end
+            whole = window.complete and (effective == window.width or horizon > window.arrived)
+            waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
-            if tap is not None and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
+            seen = tap.most_attended() if tap is not None and window.slides else 0
+            if tap is not None and horizon < most and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
                 context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
+                context.rows.cost.withdrawn += 1
+            elif not waits and context.at_edge(seen):
+                context.rows.cache.num_rows, self._resume = num_rows, window.width + 1
                 context.rows.cost.withdrawn += 1
             elif whole or not waits:
                 self.floor, self._held = horizon, 0
-                return Choice(token, horizon, effective)
+                return Choice(token, horizon, effective, seen)
             else:
                 self._put_off(place, horizon, effective, num_rows)
 
@@ -130,7 +143,7 @@ class ScheduleWriter:
         """Nothing to say yet: the row is withdrawn, and written again when it may read more."""
         self.context.rows.cache.num_rows, self._held = num_rows, 0
         more = self.context.input.next_try(effective, self.context.window.width) if self.schedule.hold else effective + 1
-        self._resume, self.floor = more, max(self.floor, more)
+        self._resume, self.floor = max(more, effective + 1), max(self.floor, min(more, self.context.window.width))
         if horizon <= self.context.window.arrived:
             self.skipped += 1 + sum(h == horizon for h in self._horizons[place:])
 
@@ -200,14 +213,12 @@ class PolicyWriter:
 
     def __init__(self, context: WriterContext, policy: Policy) -> None:
         self.context, self.policy = context, policy
-        self.steps, self.floor = context.max_steps, 0
+        self.steps, self.floor = context.max_steps, context.window.overlap.floor
         self._chunk = policy.chunk or context.input.block
-        self._asked_at = min(self._chunk, context.window.width)
+        self._asked_at = min(max(self._chunk, context.window.arrived), context.window.width)
         self._state: Any = policy.start()
-        self._view = WindowView(
-            context.model, context.rows.cache, context.window.written, context.rows.run, context.rules.choose,
-            max_steps=context.max_steps, cost=context.rows.cost,
-        )  # fmt: skip
+        self._view = WindowView(context.model, context.rows, context.rules.choose, max_steps=context.max_steps)
+        self._withheld: int | None = None  # a token that waits for the window to slide
 
     def next(self) -> Work:
         window = self.context.window
@@ -215,12 +226,18 @@ class PolicyWriter:
             if not self.context.input.wait(self._asked_at, patient=False) or window.arrived == 0:
                 return None
             self._view.arrived, self._view.complete = window.arrived, window.complete
-            token = self.policy.decide(self._view, self._state)
-            if token is not None:
+            token, self._withheld = self._withheld, None
+            if token is None:
+                token = self.policy.decide(self._view, self._state)
+            place = self._view.places[len(window.written)] if token is not None and window.slides else 0
+            if token is not None and self.context.at_edge(place):
+                self._withheld, self._asked_at = token, window.width + 1
+            elif token is not None and not (window.slides and not window.complete and token == self._view.end):
                 self.floor = window.arrived
-                return Choice(token, window.arrived, window.arrived)
-            assert not window.complete, f"{self.policy} waits for more of a window that is complete"
-            self._asked_at = min(window.arrived + self._chunk, window.width)
+                return Choice(token, window.arrived, window.arrived, place)
+            else:
+                assert not window.complete, f"{self.policy} waits for more of a window that is complete"
+                self._asked_at = min(window.arrived + self._chunk, window.width + window.slides)
         yield  # a generator like the other writer's: a policy computes its own rows, each of which depends on the one before
 
     def turn(self, schedule: Schedule) -> None:

@@ -288,7 +288,7 @@ class Hub:
         if operation.kind == "open":
             options = dataclasses.replace(stream.options, schedule=self.served.as_trained(stream.options.schedule))
             work.options = resolve(options, self.served.model, stream.intake.encoder)
-            work.source = SourceEncoder.of(stream.intake.encoder, work.options)
+            work.source = SourceEncoder.of(stream.intake.encoder, work.options, self.served.model)
             return [], [operation]
         if operation.kind == "skip" or work.source is None:
             return [taken], []
@@ -301,7 +301,7 @@ class Hub:
             if operation.kind in ("flush", "end"):
                 rest = stream.intake.rest()
                 spans = list(work.source.read(rest, operation.now_s)) if rest is not None and rest.size else []
-                return [taken], [*_tokens([*spans, work.source.finish(operation.now_s)]), operation]
+                return [taken], [*_tokens([*spans, *work.source.finish(operation.now_s)]), operation]
         except SourceError as error:
             return [StreamUpdate("refused", operation.number, error=str(error)), taken], []
         return [taken], [operation]

@@ -43,6 +43,9 @@ class EngineCache(Protocol):
 
     def forget_source(self) -> None: ...
 
+    def keep_source(self, count: int) -> None:
+        """Withdraw the source tokens after the first `count`, or after fewer: the next token to read is that at `num_source`."""
+
     def forget_text(self) -> None: ...
 
 

@@ -29,7 +29,7 @@ from zendaya.nn.decoder import AttentionTap, Decoder, Taps
 from zendaya.runtime.options import Precision
 
 LIBRARY = "zendaya.runtime.engine._native"
-ABI = 4
+ABI = 5
 """Version of the library's interface; as in engine.h."""
 READ_TOKENS = 256
 """Source tokens per call of the library, which bounds its memory; any chunking gives the same bits."""
@@ -108,6 +108,7 @@ def _library() -> ctypes.CDLL | str:
         ("zd_stream_num_bytes", ctypes.c_int64, [pointer]),
         ("zd_stream_truncate", number, [pointer, number]),
         ("zd_stream_clear_source", number, [pointer]),
+        ("zd_stream_keep_source", number, [pointer, number]),
         ("zd_stream_reset", number, [pointer]),
         ("zd_read", number, [pointer, number, pointer, pointer, pointer]),
         ("zd_rows", number, [pointer, number, pointer, pointer, pointer, pointer, pointer, pointer]),
@@ -166,6 +167,11 @@ class NativeCache:
         """Drop the source and keep the text rows: the next tokens read are those of a new window."""
         for stream in self._streams:
             _check(self._engine._library, self._engine._library.zd_stream_clear_source(stream))
+
+    def keep_source(self, count: int) -> None:
+        """Withdraw the source tokens after the first `count`; after an unreadable token, all of them. Text rows stay."""
+        for stream in self._streams:
+            _check(self._engine._library, self._engine._library.zd_stream_keep_source(stream, max(0, count)))
 
     def forget_text(self) -> None:
         """Drop the text rows and keep the source."""

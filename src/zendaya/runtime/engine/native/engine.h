@@ -6,8 +6,8 @@
 
    Threads
    - All functions may be called from any thread, and at the same time, with the exceptions below.
-   - `zd_read`, `zd_rows`, `zd_stream_clone`, `zd_stream_truncate`, `zd_stream_clear_source` and `zd_stream_num_bytes` take turns on one
-     model: its lock lets one of them run at a time. Calls on different models run in parallel.
+   - `zd_read`, `zd_rows`, `zd_stream_clone`, `zd_stream_truncate`, `zd_stream_clear_source`, `zd_stream_keep_source` and
+     `zd_stream_num_bytes` take turns on one model: its lock lets one of them run at a time. Calls on different models run in parallel.
    - `zd_stream_num_rows` and `zd_stream_num_source` never wait. During a call on the stream they return the number from before or after
      the call.
    - `zd_stream_reset` and `zd_stream_free` need a stream that no other call uses.
@@ -30,7 +30,7 @@
 #define ZD_EXPORT __attribute__((visibility("default")))
 
 /* Version of this interface. native_engine.py has the same number, and does not use a library with another one. */
-enum { ZD_ABI = 4 };
+enum { ZD_ABI = 5 };
 
 enum {
     ZD_OK = 0,
@@ -105,6 +105,10 @@ ZD_EXPORT int64_t zd_stream_num_bytes(const zd_stream *s); /* of the KV caches *
 ZD_EXPORT int zd_stream_truncate(zd_stream *s, int rows);
 ZD_EXPORT int zd_stream_clear_source(zd_stream *s);
 ZD_EXPORT int zd_stream_reset(zd_stream *s);
+
+/* Keep the first `count` source tokens, and all text rows; with source layers that have met an unreadable token, keep none. The next
+   `zd_read` goes on after those kept, and gives the bits of a fresh read. More than there are changes nothing. */
+ZD_EXPORT int zd_stream_keep_source(zd_stream *s, int count);
 
 /* Reads counts[i] source tokens into stream i; `source` is [sum of counts][source_dim]. */
 ZD_EXPORT int zd_read(zd_model *m, int count, zd_stream *const *streams, const int32_t *counts, const float *source);

@@ -137,6 +137,17 @@ int zd_stream_clear_source(zd_stream *s) {
     return ZD_OK;
 }
 
+int zd_stream_keep_source(zd_stream *s, int count) {
+    if (!s || count < 0) return ZD_BAD_ARGUMENT;
+    pthread_mutex_lock(&s->model->lock);
+    if (count < s->source) {
+        s->source = s->unreadable ? 0 : count;
+        s->unreadable = 0;
+    }
+    pthread_mutex_unlock(&s->model->lock);
+    return ZD_OK;
+}
+
 int zd_stream_reset(zd_stream *s) { /* without the lock: no other call uses the stream */
     if (!s) return ZD_BAD_ARGUMENT;
     s->rows = s->source = s->unreadable = 0;
