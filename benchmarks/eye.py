@@ -313,7 +313,7 @@ def compare(recording: Recording, seen: Sequence[WrittenWord], without: Sequence
         raise ConfigError(f"no word was rightly written: {len(seen)} were seen, {len(without)} in the replay")
     both = sorted(eye.keys() & bare.keys())
     spoken = sum(len(each.words) for each in recording.utterances)
-    found = {"num_spoken": spoken, "num_right": len(eye), "num_right_replayed": len(bare), "drift_s": round(drift_s, 3)}
+    found: dict[str, Any] = {"num_spoken": spoken, "num_right": len(eye), "num_right_replayed": len(bare), "drift_s": round(drift_s, 3)}
     same = [word.text for word in seen] == [word.text for word in without]
     found |= {"same_text": same, "eye": figures(list(eye.values())), "without_computing": figures(list(bare.values()))}
     added_s = round(found["eye"]["p95_s"] - found["without_computing"]["p95_s"], 3)
