@@ -52,7 +52,8 @@ LIMIT_MS = 120_000
 CHUNK = SAMPLE_RATE // 50
 COLUMNS = 10_000
 """Of the pseudo-terminal: no line is wrapped."""
-STATUS = re.compile(rb"\n\r\x1b\[K([^\n]*?)\x1b\[A\r(?:\x1b\[\d+C)?")
+STATUS = re.compile(rb"\r?\n\r\x1b\[K([^\n]*?)\x1b\[A\r(?:\x1b\[\d+C)?")
+"""A status line as `zendaya stream` draws it below the captions; the terminal puts a return before each newline."""
 CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -195,13 +196,18 @@ def letters(text: str) -> str:
 def measure_page(recording: Recording, player: LivePlayer, policy: str) -> tuple[list[WrittenWord], list[WrittenWord], float]:
     """Words as painted and as replayed, on the clock of the recording, and how far the two clocks drifted apart."""
     found = watch_page(recording, player.name, policy)
-    sent_S = np.frombuffer(base64.b64decode(found["samples"]), "<i2").astype(np.float32) / np.float32(32768)
+    sent_S = decoded(base64.b64decode(found["samples"]))
     sent_s, clicks_s = onsets_s(sent_S), [at_ms / 1000 for at_ms in found["clicks"]]
     if len(clicks_s) < 2:
         raise ConfigError(f"expected the browser to hear two clicks: got {len(clicks_s)}; is the machine too busy?")
     spans_s = recording.clicks_s[1] - recording.clicks_s[0], clicks_s[-1] - clicks_s[0], sent_s[1] - sent_s[0]
     seen = painted_words([tuple(each) for each in found["painted"]], recording.clicks_s[0] - clicks_s[0])
     return seen, replayed(player, policy, sent_S, recording.clicks_s[0] - sent_s[0]), max(spans_s) - min(spans_s)
+
+
+def decoded(pcm: bytes) -> Samples:
+    """Signed 16-bit samples as floats, as the server and the command read them."""
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
 
 
 def replayed(player: LivePlayer, policy: str, samples_S: Samples, to_s: float) -> list[WrittenWord]:
@@ -281,10 +287,10 @@ def measure_terminal(recording: Recording, player: LivePlayer, policy: str) -> t
         process.kill()
         process.wait()
         screen.close()
-    first = screen.shown.find(b"\n\r\x1b[K")
-    first = ready if first < 0 else first
+    status = STATUS.search(screen.shown)  # before the first are the program's messages
+    first = ready if status is None else status.start()
     seen = shown_words(screen.shown[first:], screen.times_s[first:], -began_s)
-    return seen, replayed(player, policy, recording.samples_S, 0.0), 0.0
+    return seen, replayed(player, policy, decoded(recording.pcm), 0.0), 0.0
 
 
 # Figures.
@@ -314,8 +320,14 @@ def compare(recording: Recording, seen: Sequence[WrittenWord], without: Sequence
     both = sorted(eye.keys() & bare.keys())
     spoken = sum(len(each.words) for each in recording.utterances)
     found: dict[str, Any] = {"num_spoken": spoken, "num_right": len(eye), "num_right_replayed": len(bare), "drift_s": round(drift_s, 3)}
-    same = [word.text for word in seen] == [word.text for word in without]
-    found |= {"same_text": same, "eye": figures(list(eye.values())), "without_computing": figures(list(bare.values()))}
+    texts = [" ".join(word.text for word in words) for words in (seen, without)]
+    found |= {
+        "seen": texts[0],
+        "replayed": texts[1],
+        "same_text": texts[0] == texts[1],
+        "eye": figures(list(eye.values())),
+        "without_computing": figures(list(bare.values())),
+    }
     added_s = round(found["eye"]["p95_s"] - found["without_computing"]["p95_s"], 3)
     each = figures([eye[word] - bare[word] for word in both])
     return {**found, "word_by_word": each, "p95_difference_s": added_s, "target_s": TARGET_S, "met": added_s <= TARGET_S}

@@ -80,7 +80,7 @@ class Timed(io.StringIO):
         return True
 
     def write(self, text):
-        data = text.encode()
+        data = text.replace("\n", "\r\n").encode()  # as a terminal device does
         self.shown, self.times = self.shown + data, [*self.times, *[self.now] * len(data)]
         return len(text)
 
