@@ -402,13 +402,25 @@ def measure_joined(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+def missing_words(streams: Sequence[Stream], setting: str, plan: Plan) -> set[tuple[str, float, str]]:
+    """The reference words for which nothing was written: utterance, seconds in it, text. Words written too early do not count."""
+    missing = set[tuple[str, float, str]]()
+    for stream in streams:
+        said, record = stream.utterances(plan.times), plan.store.records[plan.made.key(stream.name, setting)]
+        for word, written, _ in apart_if_unspoken(align(said, [WrittenWord(*word) for word in record["words"]])):
+            if word is not None and written is None:
+                missing.add((said[word.utterance].id, round(word.start_s - said[word.utterance].start_s, 3), word.text))
+    return missing
+
+
 def measure_noise(plan: Plan) -> list[dict[str, Any]]:
-    """Of each setting and noise, the words written in it and the words lost of the speech after it, here and by itself."""
+    """Of each setting and noise, the words written in it and the words lost of the speech after it: here, by itself, and offline."""
     rows = []
     for setting, stream in itertools.product(plan.settings, plan.streams):
         record = plan.store.records.get(plan.made.key(stream.name, setting))
         own = groups(alone([stream]), setting, plan.made, plan.store, plan.times)
-        if record and own:
+        if record and own and groups(alone([stream]), OFFLINE, plan.made, plan.store, plan.times):
+            beyond = missing_words([stream], setting, plan) - missing_words(alone([stream]), OFFLINE, plan)
             counts = SpeechCounts()
             for each in count_stream(stream, record, plan.times, apart=True).values():
                 counts.add(each)
@@ -416,6 +428,7 @@ def measure_noise(plan: Plan) -> list[dict[str, Any]]:
             rows.append({
                 "setting": setting, "noise": stream.name, "words_in_noise": counts.silent_words, "noise_s": round(counts.silent_s, 1),
                 "words": counts.words, "lost": counts.deletions, "lost_alone": lost, "errors": counts.errors, "errors_alone": wrong,
+                "lost_beyond_offline": len(beyond), "cpu": round(record["cpu_s"] / record["sound_s"], 4),
                 "written": " ".join(word[0] for word in record["words"])[:200],
             })  # fmt: skip
     return rows
@@ -444,7 +457,7 @@ class Plan:
         jobs = list[Job]()
         for streams in chapters.values():
             jobs += [(setting, streams + (alone(streams) if noise else [])) for setting in self.settings]
-            jobs += [] if noise else [(OFFLINE, alone(streams))]
+            jobs.append((OFFLINE, alone(streams)))
         return jobs + [(setting, self.joined) for setting in self.settings if self.joined]
 
 
@@ -494,12 +507,14 @@ def show_noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Words written in noise and lost after it."""
     for each in rows:
         yield (
-            f"{each['setting']}: {each['noise']}: {each['words_in_noise']} words in {each['noise_s']:.0f} s without speech; "
-            f"of {each['words']} words after it {each['lost']} lost (by itself {each['lost_alone']}), "
-            f"{each['errors']} errors (by itself {each['errors_alone']})"
+            f"{each['setting']}: {each['noise']}: {each['words_in_noise']} words in {each['noise_s']:.0f} s without speech; of "
+            f"{each['words']} words after it {each['lost']} lost (by itself {each['lost_alone']}), {each['lost_beyond_offline']} of them "
+            f"written by offline; {each['errors']} errors (by itself {each['errors_alone']}); CPU {each['cpu']:.3f} s/s"
         )
-    for setting, found in itertools.groupby(rows, key=lambda each: each["setting"]):
-        yield f"{setting}: {sum(each['words_in_noise'] for each in found)} words in all"
+    for setting, group in itertools.groupby(rows, key=lambda each: each["setting"]):
+        found = list(group)
+        written, beyond, minutes = (sum(each[name] for each in found) for name in ("words_in_noise", "lost_beyond_offline", "noise_s"))
+        yield f"{setting}: {written} words in all in {minutes / 60:.0f} min without speech; {beyond} words lost that offline writes"
 
 
 def stored_made(store: Store, data_digest: str, model: str | None) -> Made:

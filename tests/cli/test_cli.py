@@ -1,5 +1,6 @@
 """The command as a user runs it: a process, its two outputs and its exit code."""
 
+import importlib.resources
 import json
 import math
 import os
@@ -166,15 +167,35 @@ def tone(path, seconds=4):
 
 
 def test_raw_input_is_audited_to_the_text(tmp_path):
-    result = run("audit-raw", "whisper:tiny.en,block_s=0.5,pool=5", tone(tmp_path / "tone.wav"), "--cuts", "2", "--json")
+    sound = tone(tmp_path / "tone.wav")
+    command = ("audit-raw", "whisper:tiny.en,block_s=0.5,pool=5", sound, "--cuts", "2")
+    result = run(*command, "--voice", "off", "--window", "1", "--json")
     assert result.returncode == 0, result.stderr
     encoder, text = (json.loads(line) for line in result.stdout.splitlines())
     assert encoder["clean"]
     assert text["clean"]
     assert text["num_compared"] > 0
-    leaky = run("audit-raw", "whisper:tiny.en,mode=full,pool=5", tone(tmp_path / "tone.wav"), "--cuts", "1", "--arrivals", "own")
+    assert text["encoder"].endswith("in a pipeline")
+    gated = run(*command[:-1], "1").stdout.splitlines()[-1]  # a tone is no speech
+    assert gated.startswith("none ")
+    assert gated.endswith("(no speech was found: give a recording of speech, or --voice off)")
+    leaky = run("audit-raw", "whisper:tiny.en,mode=full,pool=5", sound, "--cuts", "1", "--arrivals", "own")
     assert leaky.returncode == 1
     assert leaky.stdout.count("LEAK ") == 2
+    refused = run("audit-raw", "whisper:tiny.en,mode=full,pool=5", sound, "--cuts", "1", "--arrivals", "own", "--cut", "pauses")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "need a live encoder and --arrivals stated" in refused.stderr
+
+
+@pytest.mark.slow
+def test_speech_is_audited_through_gate_and_windows():
+    speech = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
+    words = ("--seconds", "6", "--cuts", "3", "--window", "2", "--cut", "pauses", "--json")
+    result = run("audit-raw", "whisper:tiny.en,block_s=0.5", speech, "--model", "tiny.en-dial", *words)
+    assert result.returncode == 0, result.stderr
+    text = json.loads(result.stdout.splitlines()[1])
+    assert text["clean"]
+    assert text["num_compared"] > 20
 
 
 def test_a_corpus_is_checked_and_encoded(tmp_path):

@@ -90,6 +90,14 @@ def test_a_word_written_before_it_was_said_is_none():
     assert (found.silent_words, found.deletions) == (1, 1)
 
 
+def test_a_word_invented_after_a_lost_one_is_no_try_at_it():
+    said = (Utterance("c-0", "c", 0.0, 30.0, (("so", 0.0, 1.0), ("dogs", 1.0, 2.0))),)
+    for spoken_s, lost, invented in ((3.9, 0, 0), (4.1, 1, 1)):
+        pairs = align(said, [WrittenWord("So", 1.5, 1.5, 0.9), WrittenWord("You", 20.0, 20.0, spoken_s)])
+        found = count(said, apart_if_unspoken(pairs), [], 30.0)["c"]
+        assert (found.deletions, found.silent_words, found.errors) == (lost, invented, 1 + lost)
+
+
 def test_nothing_written_loses_every_word():
     found = counted([])
     assert (found["a"].deletions, found["a"].insertions, found["a"].lags_s) == (8, 0, [])

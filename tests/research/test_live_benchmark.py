@@ -150,7 +150,16 @@ def test_noise(live, folder, stub, capsys):
         ("silence", 1, 0), ("pink", 1, 0), ("hum", 1, 0), ("music", 1, 0), ("room", 10, 0),
     ]  # fmt: skip
     assert found[-1]["words"] == 40
-    assert "14 words in all" in run(live, folder, capsys, "--noise", "20", "--table")
+    assert [row["cpu"] for row in found] == [0.1] * 5
+    assert "14 words in all in 2 min without speech; 0 words lost that" in run(live, folder, capsys, "--noise", "20", "--table")
+
+
+def test_words_lost_after_noise_that_offline_writes(live, folder, stub, capsys, monkeypatch):
+    offline = types.SimpleNamespace(play=lambda sound: stub.play("offline", sound))  # it writes every word
+    monkeypatch.setattr(live, "offline_player", lambda: offline)
+    found = json.loads(run(live, folder, capsys, "--noise", "20", "--setting", "alignatt=25", "--json"))["noise"]
+    assert [(row["lost"], row["lost_beyond_offline"]) for row in found] == [(1, 1)] * 4 + [(10, 10)]
+    assert "14 words lost that offline writes" in run(live, folder, capsys, "--noise", "20", "--table")
 
 
 def test_one_long_stream_against_many(live, folder, stub, capsys):

@@ -63,6 +63,8 @@ class RawAudit:
     """Tokens compared, over all cuts and changes."""
     leaks: tuple[RawLeak, ...]
     """The first leak per cut and change."""
+    hint: str = ""
+    """What to try where nothing could be compared."""
 
     @property
     def clean(self) -> bool:
@@ -72,6 +74,7 @@ class RawAudit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite difference becomes None."""
         record = {**dataclasses.asdict(self), "clean": self.clean}
+        del record["hint"]
         for leak in record["leaks"]:
             leak["difference"] = leak["difference"] if np.isfinite(leak["difference"]) else None
         return record
@@ -84,7 +87,7 @@ class RawAudit:
                 f"{worst.arrival_s:.3f} s, changed by {worst.difference:.3g} when what follows {worst.cut_s:.3f} s became {worst.change!r}"
             )
         if not self.num_compared:
-            return f"{self.encoder}: nothing compared: no token arrives before the end of the input"
+            return f"{self.encoder}: nothing compared: nothing is given before the end of the input{self.hint}"
         return f"{self.encoder}: no leak in {self.num_compared} token comparisons at {self.num_cuts} moments"
 
 
@@ -161,7 +164,8 @@ def audit_pipeline(open_pipeline: Callable[[], Pipeline], raw: Raw, *, num_cuts:
         compared += len(expected)
         if found != expected:
             leaks.append(_event_leak(expected, found, cut_s, change))
-    return RawAudit(f"{source.encoder.traits.name} in a pipeline", len(cuts_s), compared, tuple(leaks))
+    gated = " (no speech was found: give a recording of speech, or --voice off)" if source.gate is not None and not reference else ""
+    return RawAudit(f"{source.encoder.traits.name} in a pipeline", len(cuts_s), compared, tuple(leaks), gated)
 
 
 def _is_by(until_s: float, event: Event) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,11 +15,14 @@ import zendaya
 from zendaya.cli.options import check_exists, check_model, command
 from zendaya.errors import ConfigError
 from zendaya.records import option
+from zendaya.runtime.options import Cut, DecodeOptions, Voice
 from zendaya.runtime.policies import Policy, parse_policy
 from zendaya.schedule import PowerLaw, Schedule, parse_schedule
 
 if TYPE_CHECKING:
     from zendaya.audit import AuditReport
+    from zendaya.audit.raw import Raw, RawAudit
+    from zendaya.encoders.base import Encoder
     from zendaya.nn.model import Model
 
 SCHEDULE = "A schedule, as 0.3, gamma=1,head=2, wait-k=10,stride=2, full"
@@ -117,7 +120,15 @@ class RawAuditOptions:
     arrivals: Literal["stated", "own"] = option("stated", "Arrival of a token: stated by the encoder, or the end of its own 1/rate.")
     cuts: int = option(4, "Moments at which the future is replaced.", min=1)
     seconds: float = option(30.0, "How much of the recording is used.", min=0.1)
+    window_s: float | None = option(None, "Longest window in seconds; the model's if not given.", name="--window")
+    cut: Cut = option("fixed", "Where windows end: at W (fixed), or where the speaker pauses (pauses).")
+    voice: Voice = option("auto", "Decode speech alone, found by voice activity (gate; auto for sound), or everything (off).")
     seed: int = option(0, "Seed of weights, moments and changes.", min=0, max=2**63 - 1)
+
+    @property
+    def pipeline_asked(self) -> bool:
+        """Whether options of a pipeline were given."""
+        return self.window_s is not None or self.cut != "fixed" or self.voice == "gate"
 
 
 @command
@@ -129,22 +140,21 @@ def audit_raw(
 ) -> None:
     """Test from raw input to text: replace all input after a moment, and compare what came before.
 
-    Tokens and text up to the moment must not change by a bit.
+    Tokens and text up to the moment must not change by a bit. The text is that of the whole pipeline: voice gate, encoder,
+    windows and session. Encoders that are not live, and --arrivals own, are audited without gate and windows.
     """
     check_exists(recording, "a recording or a video")
-    from zendaya.audit.raw import audit_encoder, audit_to_text, open_raw
+    from zendaya.audit.raw import audit_encoder, open_raw
     from zendaya.encoders.registry import EncoderSpec
 
     opened, raw = open_raw(EncoderSpec.parse(encoder), recording, options.seconds)
+    if (options.arrivals == "own" or not opened.traits.live) and options.pipeline_asked:
+        raise ConfigError("--window, --cut and --voice need a live encoder and --arrivals stated: without them there is no pipeline")
     model = _model_for(encoder, opened.traits.dim, options)
-    steps = model.config.max_steps if model.length is None and options.schedule.needs_length else None
     found = [
         audit_encoder(opened, raw, num_cuts=options.cuts, seed=options.seed, arrivals=options.arrivals),
-        audit_to_text(
-            opened, raw, lambda: model.open(options.schedule, steps=steps), num_cuts=options.cuts, seed=options.seed,
-            arrivals=options.arrivals,
-        ),
-    ]  # fmt: skip
+        _audit_text(model, opened, raw, options),
+    ]
     for one in found:
         if as_json:
             print(json.dumps({"version": zendaya.__version__, "seed": options.seed, "schedule": str(options.schedule), **one.to_dict()}))
@@ -152,6 +162,22 @@ def audit_raw(
             print(f"{'ok  ' if one.clean else 'LEAK' if one.leaks else 'none'} {one}")
     if any(one.leaks for one in found):
         raise typer.Exit(1)
+
+
+def _audit_text(model: Model, encoder: Encoder[Any, Any], raw: Raw, options: RawAuditOptions) -> RawAudit:
+    """The audit of the text: of a whole pipeline, or of encoder and session where a pipeline has no such arrivals."""
+    from zendaya.audit.raw import audit_pipeline, audit_to_text
+    from zendaya.runtime.engine import engine_for
+    from zendaya.runtime.pipeline import Pipeline
+
+    cuts, seed = options.cuts, options.seed
+    if options.arrivals == "own" or not encoder.traits.live:
+        steps = model.config.max_steps if model.length is None and options.schedule.needs_length else None
+        arrivals = options.arrivals
+        return audit_to_text(encoder, raw, lambda: model.open(options.schedule, steps=steps), num_cuts=cuts, seed=seed, arrivals=arrivals)
+    decoding = DecodeOptions(schedule=options.schedule, window_s=options.window_s, cut=options.cut, voice=options.voice)
+    engine = engine_for(model, decoding.engine, precision=decoding.precision)
+    return audit_pipeline(lambda: Pipeline.open(model, encoder, decoding, engine=engine), raw, num_cuts=cuts, seed=seed)
 
 
 def _model_for(encoder: str, dim: int, options: RawAuditOptions) -> Model:

@@ -90,14 +90,14 @@ class VoiceDetector:
         """The probability of speech in a frame with its context; updates the memory."""
         mirrored_S = np.concatenate([read_S, read_S[-CONTEXT - 1 : -1][::-1]])
         real_imaginary_LC = mirrored_S[_PLACES] @ self._spectrum_SC
-        real_LC, imaginary_LC = np.split(real_imaginary_LC, 2, axis=1)
-        x_LC = np.sqrt(real_LC**2 + imaginary_LC**2)
+        half = real_imaginary_LC.shape[1] // 2
+        x_LC = np.sqrt(real_imaginary_LC[:, :half] ** 2 + real_imaginary_LC[:, half:] ** 2)
         for weight, bias_C, rows in self._convolutions:
             padded_LC = np.zeros((x_LC.shape[0] + 2, x_LC.shape[1]), np.float32)
             padded_LC[1:-1] = x_LC
             x_LC = np.maximum(padded_LC[rows].reshape(rows.shape[0], -1) @ weight + bias_C, 0)
         hidden_D, cell_D = state.memory
-        enter_D, keep_D, new_D, show_D = np.split(np.concatenate([x_LC[0], hidden_D]) @ self._cell_DC + self._cell_bias_C, 4)
+        enter_D, keep_D, new_D, show_D = (np.concatenate([x_LC[0], hidden_D]) @ self._cell_DC + self._cell_bias_C).reshape(4, -1)
         cell_D = _sigmoid(keep_D) * cell_D + _sigmoid(enter_D) * np.tanh(new_D)
         hidden_D = _sigmoid(show_D) * np.tanh(cell_D)
         state.memory = hidden_D, cell_D

@@ -25,6 +25,8 @@ EDGE_S = 1.0
 """An error this near to an edge counts as one at the edge."""
 SILENCE_S = 1.0
 """A longer gap between two words is silence."""
+LATE_S = 2.0
+"""A wrong word that was spoken so long after the word it is aligned with was invented; `spoken_s` is far less wrong than that."""
 
 
 class WrittenWord(NamedTuple):
@@ -135,11 +137,19 @@ def align(utterances: Sequence[Utterance], written: Sequence[WrittenWord]) -> li
 
 
 def apart_if_unspoken(pairs: Sequence[Pair]) -> list[Pair]:
-    """The alignment without pairs that cannot be: a word written before its reference began is an insertion beside a deletion."""
+    """The alignment without pairs that cannot be: each becomes an insertion beside a deletion.
+
+    A word written before its reference began is no try at it; nor is a wrong one that was taken to be spoken long after it.
+    """
     found = list[Pair]()
     for pair in pairs:
-        impossible = pair.said and pair.written and pair.written.written_s < pair.said.start_s
-        found += [Pair(None, pair.written), Pair(pair.said, None)] if impossible else [pair]
+        said, written, right = pair
+        if said and written and written.written_s < said.start_s:
+            found += [Pair(None, written), Pair(said, None)]
+        elif said and written and not right and written.spoken_s > said.end_s + LATE_S:
+            found += [Pair(said, None), Pair(None, written)]
+        else:
+            found.append(pair)
     return found
 
 
