@@ -24,7 +24,7 @@ import zendaya
 from zendaya.data.corpora.registry import read
 from zendaya.errors import ConfigError, ZendayaError
 from zendaya.evaluation import live_results
-from zendaya.evaluation.live import LiveSetting, word_times
+from zendaya.evaluation.live import word_times
 from zendaya.evaluation.live_results import (
     OFFLINE,
     LivePlan,
@@ -43,6 +43,7 @@ from zendaya.evaluation.metrics.significance import RESAMPLES, bootstrap
 from zendaya.evaluation.metrics.speech import SpeechCounts
 from zendaya.evaluation.streams import SoundStream, alone, choose_chapters, noise_streams
 from zendaya.nn.whisper import TINY_EN_SHA256
+from zendaya.runtime.setting import LiveSetting
 
 SEEN_TEST = "@49fd7f61"
 """The shipped adapter that was trained on test-clean utterances."""

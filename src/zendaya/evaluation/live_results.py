@@ -20,13 +20,14 @@ import numpy as np
 
 import zendaya
 from zendaya.errors import ConfigError
-from zendaya.evaluation.live import LivePlayer, LiveSetting, OfflinePlayer
+from zendaya.evaluation.live import LivePlayer, OfflinePlayer
 from zendaya.evaluation.metrics.significance import Interval, Statistics, bootstrap, paired_bootstrap
 from zendaya.evaluation.metrics.speech import SpeechCounts, WrittenWord, align, apart_if_unspoken, count
 from zendaya.evaluation.streams import SoundStream, alone
 from zendaya.nn.whisper import TINY_EN_SHA256
 from zendaya.parallel import Executor, Workers
 from zendaya.records import Clip
+from zendaya.runtime.setting import LiveSetting
 
 OFFLINE = "offline"
 """The setting of the baseline: unadapted tiny.en, whole utterances; its errors are 1.0×."""
