@@ -46,7 +46,8 @@ def test_a_lag_out_of_reach_says_what_there_is(frontier, lag_s):
 def test_what_is_shown_was_measured_on_test(frontier):
     point = frontier.at(1.0)
     assert point.seconds == "1.1 s"
-    assert point.figures == {"lag_s": 1.05, "lag_p90_s": 1.575, "wer": 12.0, "setting": "gamma=1.0,head=25"}
+    assert point.figures == {"lag_s": 1.05, "lag_p90_s": 1.575, "wer": 12.0, "at_s": 0.95, "setting": "gamma=1.0,head=25"}
+    assert all(frontier.at(point.figures["at_s"]) == point for point in frontier.points)
 
 
 def test_dominated_points_are_left_out(frontier_of):
@@ -67,6 +68,8 @@ def test_dominated_points_are_left_out(frontier_of):
 def test_a_policy_is_not_on_the_frontier(frontier_of):
     with pytest.raises(ConfigError, match="expected a schedule, as gamma=1,head=25: got the policy 'alignatt=25'"):
         frontier_of(("alignatt=25", 1.0, 9.0))
+    with pytest.raises(ConfigError, match="precision is chosen by machine: leave it out of 'gamma=1;precision=int8'"):
+        frontier_of(("gamma=1;precision=int8", 1.0, 9.0))
 
 
 def test_delays_go_from_fast_to_accurate(frontier, frontier_of):

@@ -64,8 +64,11 @@ class FrontierPoint:
     """On the split that they are reported on."""
 
     def __post_init__(self) -> None:
-        if LiveSetting.parse(self.setting).schedule.decides_while_reading:
+        setting = LiveSetting.parse(self.setting)
+        if setting.schedule.decides_while_reading:
             raise ConfigError(f"frontier: setting: expected a schedule, as gamma=1,head=25: got the policy {self.setting!r}")
+        if given := [name for name in ("engine", "precision") if name in setting.decoder]:
+            raise ConfigError(f"frontier: setting: {given[0]} is chosen by machine: leave it out of {self.setting!r}")
 
     @property
     def live(self) -> LiveSetting:
@@ -79,9 +82,9 @@ class FrontierPoint:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What clients are told of it."""
+        """What clients are told of it; `at_s` is the lag that asks for it."""
         shown = dataclasses.asdict(self.reported)
-        return {name: shown[name] for name in ("lag_s", "lag_p90_s", "wer")} | {"setting": self.setting}
+        return {name: shown[name] for name in ("lag_s", "lag_p90_s", "wer")} | {"at_s": self.chosen.lag_s, "setting": self.setting}
 
 
 @dataclass(frozen=True, kw_only=True)
