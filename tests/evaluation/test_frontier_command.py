@@ -18,6 +18,7 @@ from zendaya.evaluation.streams import SoundStream
 from zendaya.nn.checkpoint import WEIGHTS, stated_digest
 from zendaya.nn.model import Model
 from zendaya.runtime.frontier import FRONTIER, read_frontier
+from zendaya.runtime.setting import LiveSetting
 
 WORDS = ("once", "upon", "a", "time")
 GAMMAS = ("gamma=0.2", "gamma=0.5", "gamma=1", "gamma=1.5")
@@ -117,6 +118,16 @@ def test_a_second_run_plays_what_is_new(model, folder, player, options, tmp_path
     assert (len(more.points), path.is_file()) == (3, True)
     assert len(player.played) == played + 2 * 2 + 2  # two settings on two chapters of valid, and one of them on test
     assert "valid: 4 settings on 2 chapters" in (tmp_path / "results" / "log.txt").read_text(encoding="utf-8")
+
+
+def test_no_ratio_where_offline_made_no_error(model, folder, player, options, monkeypatch, capsys):
+    perfect = types.SimpleNamespace(play=lambda sound: player.play(LiveSetting.parse("gamma=0.2"), sound))
+    monkeypatch.setattr(live_results, "offline_player", lambda: perfect)
+    found, _ = make_frontier(str(model), folder, options())
+    assert [point.reported.ratio for point in found.points] == [None, None, None]
+    assert read_frontier(model) == found
+    print_frontier(found)
+    assert "75.00          –" in capsys.readouterr().out
 
 
 def test_fewer_chapters(model, folder, player, options):

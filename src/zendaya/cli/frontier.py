@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zendaya.cli.options import Json, check_exists, check_model, command
-from zendaya.cli.output import print_table, say
+from zendaya.cli.output import number, print_table, say
 from zendaya.evaluation.options import FrontierOptions
 
 if TYPE_CHECKING:
@@ -54,13 +54,6 @@ def print_frontier(found: Frontier) -> None:
     rows = [["setting", "lag s", "90 % s", "WER %", "× offline", "chosen by: lag s", "WER %"]]
     for point in found.points:
         own, other = point.reported, point.chosen
-        figures = (
-            f"{own.lag_s:.2f}",
-            f"{own.lag_p90_s:.2f}",
-            f"{own.wer:.2f}",
-            f"{own.ratio:.2f}",
-            f"{other.lag_s:.2f}",
-            f"{other.wer:.2f}",
-        )
-        rows.append([point.setting, *figures])
+        figures = (own.lag_s, own.lag_p90_s, own.wer, own.ratio, other.lag_s, other.wer)
+        rows.append([point.setting, *(number(value, ".2f") for value in figures)])
     print_table(rows)

@@ -111,9 +111,10 @@ def _figures(plan: LivePlan) -> dict[str, LagFigures]:
         counted = groups(plan.streams, setting, plan.made, plan.store, plan.times)
         own = [counted[name] for name in sorted(offline)]
         lags_s = [lag_s for each in own for lag_s in each.counts.lags_s]
-        scores = {name: round(float(figure(name, own, base).score), 4) for name in ("lag_s", "wer", "ratio")}
-        if all(map(math.isfinite, scores.values())):
-            found[setting] = LagFigures(lag_p90_s=round(float(np.percentile(lags_s, 90)), 4), **scores)
-        else:
-            plan.store.say(f"{setting}: left out: it wrote no right word, or offline made no error to compare with")
+        if not lags_s:
+            plan.store.say(f"{setting}: left out: it wrote no right word")
+            continue
+        lag_s, wer, ratio = (round(float(figure(name, own, base).score), 4) for name in ("lag_s", "wer", "ratio"))
+        most_s = round(float(np.percentile(lags_s, 90)), 4)
+        found[setting] = LagFigures(lag_s=lag_s, lag_p90_s=most_s, wer=wer, ratio=ratio if math.isfinite(ratio) else None)
     return found

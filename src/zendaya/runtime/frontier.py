@@ -44,12 +44,12 @@ class LagFigures:
     """90 % of the words lag at most so much."""
     wer: float
     """Word errors in percent."""
-    ratio: float
-    """Word errors over those of the unadapted model offline."""
+    ratio: float | None
+    """Word errors over those of the unadapted model offline; None where that made none."""
 
     def __post_init__(self) -> None:
         lag, errors = (-MAX_LAG_S, MAX_LAG_S), (0.0, MAX_WER)  # a lag is below 0 where words are written before they end
-        check_record(self, "frontier", lag_s=lag, lag_p90_s=lag, wer=errors, ratio=errors)
+        check_record(self, "frontier", lag_s=lag, lag_p90_s=lag, wer=errors, **({} if self.ratio is None else {"ratio": errors}))
 
 
 @dataclass(frozen=True, kw_only=True)
