@@ -133,3 +133,26 @@ def voice():
     phase = 2 * np.pi * np.cumsum(120 + 40 * np.sin(3 * time)) / 16_000
     sound = sum(np.sin(k * phase) / k for k in range(1, 12)) * (0.6 + 0.4 * np.sin(9 * time))
     return (0.1 * sound + 0.01 * generator.standard_normal(time.size)).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def frontier_of():
+    """A hand-written frontier: points of (setting, lag on valid, word errors on valid); on test each lags 0.1 s more."""
+    from zendaya.runtime.frontier import Frontier, FrontierData, FrontierPoint, LagFigures
+
+    def figures(lag_s, wer):
+        return LagFigures(lag_s=lag_s, lag_p90_s=round(lag_s * 1.5, 6), wer=wer, ratio=wer / 5)
+
+    def make(*points, model="small", model_digest="d" * 64):
+        data = {"corpus": "librispeech", "data_digest": "a" * 64, "streams": "b" * 12, "num_streams": 2, "hours": 0.1}
+        return Frontier(
+            model=model, model_digest=model_digest, version="0", code="c", baseline="tiny.en offline",
+            chosen_on=FrontierData(name="LibriSpeech dev-clean", split="valid", **data),
+            reported_on=FrontierData(name="LibriSpeech test-clean", split="test", **data),
+            points=tuple(
+                FrontierPoint(setting=setting, chosen=figures(lag_s, wer), reported=figures(round(lag_s + 0.1, 6), wer + 1))
+                for setting, lag_s, wer in points
+            ),
+        )  # fmt: skip
+
+    return make

@@ -315,6 +315,7 @@ LIGHT = (
     "zendaya", *(f"zendaya.{leaf}" for leaf in LEAVES), "zendaya.evaluation.metrics.latency", "zendaya.evaluation.metrics.results",
     "zendaya.evaluation.options", "zendaya.data.corpora", "zendaya.serve.config", "zendaya.cli", "zendaya.cli.evaluate",
     "zendaya.cli.encode", "zendaya.cli.train", "zendaya.cli.serve", "zendaya.cli.stream", "zendaya.cli.corpora", "zendaya.cli.dial",
+    "zendaya.cli.frontier",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "av", "matplotlib", "starlette", "ray")
 

@@ -1,5 +1,6 @@
 """`zendaya stream` as a user runs it: files, videos, pipes, a terminal with keys, Ctrl-C, kill; text, subtitles, events and exit codes."""
 
+import contextlib
 import difflib
 import fcntl
 import importlib.resources
@@ -8,12 +9,14 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+import types
 import urllib.request
 from pathlib import Path
 
@@ -25,10 +28,15 @@ import webvtt
 
 from zendaya.cli import main
 from zendaya.cli.stream import stream
+from zendaya.cli.terminal import LagKeys, caption
 from zendaya.errors import ConfigError, SourceError
-from zendaya.runtime.loading import gamma_warning, load_live
+from zendaya.nn.adapter import ADAPTER
+from zendaya.nn.checkpoint import stated_digest
+from zendaya.runtime.frontier import FRONTIER, read_frontier
+from zendaya.runtime.loading import gamma_warning, load_live, weights_path
 from zendaya.runtime.pauses import PauseWindows
 from zendaya.runtime.pipeline import Pipeline, SourceEncoder
+from zendaya.runtime.setting import LiveSetting
 from zendaya.schedule import PowerLaw
 from zendaya.sources.live import Microphone, at_once
 from zendaya.sources.media import read_audio
@@ -109,6 +117,89 @@ def test_gamma_windows_and_cuts_are_what_was_asked_for(say):
     assert {event["horizon"] for event in events} == {200}
     assert say(RECORDING, realtime=False, policy="full") == say(RECORDING, realtime=False, gamma=0.0)
     assert say(RECORDING, realtime=False, policy="gamma=1,head=50") == say(RECORDING, realtime=False, gamma=1.0, head=50)
+
+
+# The dial in seconds.
+
+LAGS = (("gamma=1.5;block_s=0.5", 0.8, 14.0), ("gamma=1,head=10;block_s=1", 1.4, 11.0), ("gamma=0.5;window_s=8", 2.6, 8.0))
+
+
+@pytest.fixture
+def measured(tmp_path, frontier_of):
+    """The shipped adapter in a folder of its own, with a frontier written by hand."""
+    shutil.copy(weights_path("tiny.en-dial"), tmp_path / ADAPTER)
+    frontier_of(*LAGS, model_digest=stated_digest(tmp_path / ADAPTER)).write(tmp_path / FRONTIER)
+    return str(tmp_path)
+
+
+def played(loaded, text):
+    """What the recording becomes under a setting."""
+    setting = LiveSetting.parse(text)
+    pipeline = Pipeline.open(loaded[0], setting.encoder_from(loaded[1]), setting.options())
+    return list(pipeline.run(at_once(chunk.samples for chunk in read_audio(RECORDING))))
+
+
+@pytest.mark.parametrize(("options", "place"), [({"lag_s": 1.0}, 0), ({"lag_s": 2.0}, 1), ({"lag_s": 9.0}, 2), ({}, 0)])
+def test_a_lag_runs_its_setting(say, loaded, measured, options, place):
+    """Schedule, window and encoder block are those of the setting; without a dial it is 1 s."""
+    events = [json.loads(line) for line in say(RECORDING, model=measured, realtime=False, as_json=True, **options).splitlines()]
+    expected = played(loaded, LAGS[place][0])
+    assert [(event["text"], event["horizon"], event["arrival_s"]) for event in events] == [
+        (event.text, event.horizon, event.arrival_s) for event in expected
+    ]
+
+
+def test_an_option_given_beside_a_lag_counts(say, measured):
+    events = [
+        json.loads(line) for line in say(RECORDING, model=measured, realtime=False, as_json=True, lag_s=9.0, window_s=4.0).splitlines()
+    ]
+    assert {event["window_start"] for event in events} == {0, 200, 400}
+
+
+def test_gamma_stays_as_it_is_beside_a_frontier(say, text, measured):
+    assert say(RECORDING, model=measured, realtime=False, gamma=0.5) == text
+    (Path(measured) / FRONTIER).write_text("{}")
+    assert say(RECORDING, model=measured, realtime=False, gamma=0.5) == text  # it is not read
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"lag_s": 0.5}, "--lag: this model reaches 0.8 … 2.6 s: got 0.5; ask for --lag 0.8"),
+        ({"lag_s": 1.0, "gamma": 0.5}, "--lag chooses a measured setting of the model: it goes with neither --gamma"),
+        ({"lag_s": 1.0, "policy": "full"}, "--lag chooses a measured setting"),
+        ({"lag_s": 1.0, "encoder": "whisper"}, "--lag chooses a measured setting"),
+        ({"lag_s": 1.0, "model": "tiny.en-dial"}, "--lag: this model has no measured frontier: give gamma, or measure one"),
+    ],
+)
+def test_a_lag_that_cannot_be_is_refused(monkeypatch, measured, options, problem):
+    monkeypatch.setattr("zendaya.runtime.loading.load_live", lambda *_: pytest.fail("the model was loaded first"))
+    with pytest.raises(ConfigError) as caught:
+        stream(source=str(RECORDING), **{"model": measured, **options})
+    assert str(caught.value).startswith(problem)
+
+
+def test_keys_turn_through_the_frontier(loaded, measured, monkeypatch):
+    """`[` fewer seconds, `]` more, up to the ends; the schedule turns, the encoder's block stays."""
+    frontier, pressed = read_frontier(measured), iter(["", "", "]]]", "[", "q"])
+    monkeypatch.setattr("zendaya.cli.terminal.keys", lambda stdin: contextlib.nullcontext(lambda: next(pressed, "")))
+    setting, shown, turns = frontier.points[0].live, [], []
+    pipeline = Pipeline.open(loaded[0], setting.encoder_from(loaded[1]), setting.options())
+    screen = types.SimpleNamespace(
+        show=lambda line: shown.append(line().split(" │ ")[0]), write=lambda text: None, end_line=lambda: None, close=lambda: None
+    )
+    chunks = at_once(chunk.samples for chunk in read_audio(RECORDING))
+    terminal = types.SimpleNamespace(isatty=lambda: True)
+    caption(
+        chunks,
+        pipeline,
+        screen,
+        stdin=terminal,
+        each=lambda event: turns.append(event.schedule),
+        lags=LagKeys(frontier, frontier.points[0]),
+    )
+    assert [schedule for schedule in turns if schedule] == ["gamma=1,head=10", "gamma=0.5", "gamma=1,head=10"]
+    assert list(dict.fromkeys(shown)) == ["[ about 0.9 s ]", "[ about 2.7 s ]", "[ about 1.5 s ]"]
 
 
 def test_gamma_beyond_training_is_warned_of(say, capsys, tmp_path):

@@ -6,8 +6,9 @@ import pytest
 from zendaya.encoders.features import Precomputed
 from zendaya.encoders.whisper import WhisperBlocks
 from zendaya.errors import ConfigError, ScheduleError
-from zendaya.evaluation.live import LiveSetting, state_drops, whole_pieces
+from zendaya.evaluation.live import state_drops, whole_pieces
 from zendaya.runtime.pipeline import SourceEncoder
+from zendaya.runtime.setting import LiveSetting
 
 
 def test_what_is_no_option_of_the_decoder_is_the_encoders():

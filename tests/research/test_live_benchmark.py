@@ -13,8 +13,10 @@ import pytest
 
 from zendaya.data.corpora.registry import read
 from zendaya.errors import ConfigError
+from zendaya.evaluation import live_results
 from zendaya.evaluation.live import Played
 from zendaya.evaluation.metrics.speech import WrittenWord
+from zendaya.evaluation.streams import TEST_12, Noise, SoundStream
 from zendaya.research import recipes
 from zendaya.training import adapt
 
@@ -75,9 +77,9 @@ def stub(live, monkeypatch):
     """The script with players that decode nothing: a stream is its own sound."""
     player = Stub(live)
     offline = types.SimpleNamespace(play=lambda sound: player.play("offline alignatt", sound))
-    monkeypatch.setattr(live, "live_player", lambda name: player)
-    monkeypatch.setattr(live, "offline_player", lambda: offline)
-    monkeypatch.setattr(live.Stream, "sound", lambda stream, folder: iter([stream]))
+    monkeypatch.setattr(live_results, "live_player", lambda name: player)
+    monkeypatch.setattr(live_results, "offline_player", lambda: offline)
+    monkeypatch.setattr(SoundStream, "sound", lambda stream, folder: iter([stream]))
     return player
 
 
@@ -211,8 +213,8 @@ def test_other_speech_against_librispeech(live, folder, accents, stub, capsys):
 
 
 @pytest.mark.parametrize("kind", ["silence", "pink", "hum", "music", "room"])
-def test_noise_is_the_same_for_a_seed(live, kind):
-    one, other = live.Noise(kind, 2.0, 1).samples(), live.Noise(kind, 2.0, 1).samples()
+def test_noise_is_the_same_for_a_seed(kind):
+    one, other = Noise(kind, 2.0, 1).samples(), Noise(kind, 2.0, 1).samples()
     assert np.array_equal(one, other)
     assert (one.dtype, one.size) == (np.float32, 32_000)
     assert np.abs(one).max() < 1
@@ -234,7 +236,7 @@ def test_bad_choices_are_refused(live, folder, stub, capsys):
 # The published data.
 
 
-def test_the_fixed_chapters_follow_their_rule(live, data):
+def test_the_fixed_chapters_follow_their_rule(data):
     there = collections.defaultdict(float)
     for clip in read("librispeech", data / CLEAN).usable:
         if clip.split == "test":
@@ -244,8 +246,8 @@ def test_the_fixed_chapters_follow_their_rule(live, data):
         if 200 <= there[name] <= 300:
             first.setdefault(name.partition("-")[0], name)
     assert len(there) == 87
-    assert tuple(first.values())[:12] == live.TEST_12
-    assert 44 * 60 < sum(there[name] for name in live.TEST_12) < 48 * 60
+    assert tuple(first.values())[:12] == TEST_12
+    assert 44 * 60 < sum(there[name] for name in TEST_12) < 48 * 60
 
 
 def test_nothing_of_test_clean_is_trained_on(data, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The page in Chromium, with the shipped model and a recording as microphone: captions, dial, lost connections, exports."""
 
 import contextlib
+import dataclasses
 import importlib.resources
 import itertools
 import json
@@ -741,6 +742,42 @@ def test_a_proxy_without_websockets_is_reported(visit):
     here.page.evaluate("() => { const Real = WebSocket; window.WebSocket = function (url) { return new Real(`${url.origin}/none`); }; }")
     here.press("Sample")
     playwright_api.expect(here.page.locator("#status")).to_have_text(re.compile("^The server refuses WebSockets"), timeout=LIMIT_MS)
+
+
+@needs_chromium
+def test_seconds_are_the_dial_where_they_were_measured(browser, served, frontier_of):
+    """One control from faster to more accurate, with what it means; γ stays in the details, and each is sent as it is turned."""
+    points = ("gamma=1,head=10;block_s=1", 0.9, 11.0), ("gamma=0.7", 1.8, 9.0), ("gamma=0.3", 3.5, 7.0)
+    with serving(dataclasses.replace(served, frontier=frontier_of(*points))) as running:
+        here = Visit(browser, f"http://{running.host}").go()
+        knob = here.page.get_by_role("slider", name="Faster ↔ More accurate")
+        playwright_api.expect(knob).to_have_value("0")
+        promise = "About 1.0 s behind; 90 % of words within 1.5 s, 12.0 % wrong; measured on LibriSpeech test-clean."
+        playwright_api.expect(here.page.locator(".seconds-promise")).to_have_text(promise)
+        gamma = here.page.get_by_role("slider", name="Dial γ")
+        assert not gamma.is_visible()
+        here.press("Microphone")
+        here.words.nth(2).wait_for()
+        (session,) = running.sessions.values()
+        assert session.choice.setting.encoder == {"block_s": 1}
+        knob.press("ArrowRight")
+        here.page.get_by_text("About 1.9 s behind").wait_for()
+        wait_for(lambda: str(session.stream.work.pipeline.session.schedule) == "gamma=0.7")
+        here.page.get_by_text("Details").click()
+        gamma.press("End")
+        here.page.get_by_text("The dial γ is chosen in the details.").wait_for()
+        wait_for(lambda: str(session.stream.work.pipeline.session.schedule) == "gamma=1.5")
+        here.press("Stop")
+        here.finished()
+        here.leave()
+
+
+@needs_chromium
+def test_without_a_frontier_the_dial_is_gamma(visit):
+    here = visit().go()
+    assert here.page.get_by_role("slider", name="Dial γ").is_visible()
+    assert not here.page.get_by_role("slider", name="Faster ↔ More accurate").is_visible()
+    assert not here.page.get_by_text("Details").is_visible()
 
 
 @needs_chromium

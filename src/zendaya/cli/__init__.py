@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": ("evaluate", "Compare two decodes of the same clips, with confidence intervals."),
     "sweep": ("sweep", "Train and decode a whole grid into one table; a stopped run goes on with the same command."),
     "report": ("sweep", "Turn a sweep's results into tables, figures and one page with interactive plots."),
+    "frontier": ("frontier", "Measure a model's frontier: which setting each lag in seconds means; a stopped run goes on."),
     "audit": ("audit", "Test that no output depends on input that has not arrived; exit code 1 where one does."),
     "audit-raw": ("audit", "Test from raw input to text: replace all input after a moment, and compare what came before."),
     "bench": ("bench", "Measure the speed of decoding, training and encoding."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -14,6 +14,9 @@ from zendaya.cli.options import check_model, command
 from zendaya.cli.output import say
 from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.serve.config import ServeConfig, bind
+
+if TYPE_CHECKING:
+    from zendaya.serve.intake import Served
 
 
 class Serve(TyperCommand):
@@ -61,16 +64,19 @@ def serve(
         from zendaya.serve.intake import load_served
 
         served = load_served(model, encoder)
-        _warn_of_gamma(config, model)
+        _check_dial(config, model, served)
         log_to()
         asyncio.run(run(config, served, http, transports, say=typer.echo))
 
 
-def _warn_of_gamma(config: ServeConfig, model: str) -> None:
+def _check_dial(config: ServeConfig, model: str, served: Served) -> None:
+    """Refuse a lag out of reach, and warn of a γ beyond training."""
+    from zendaya.runtime.frontier import choose_setting
     from zendaya.runtime.loading import gamma_warning
     from zendaya.schedule import PowerLaw
 
-    if (warning := gamma_warning(PowerLaw(config.gamma), model)) is not None:
+    choose_setting(served.frontier, lag_s=config.lag_s)
+    if config.gamma is not None and (warning := gamma_warning(PowerLaw(config.gamma), model)) is not None:
         say(warning)
 
 
@@ -84,9 +90,9 @@ def _serve_on_ray(config: ServeConfig, model: str, encoder: str | None, address:
     number = Replicas() if replicas is None else Replicas.parse(replicas)
     import_ray(address)
     with bind(config.host, config.port) as http:
-        about = load_served(model, encoder).name  # a wrong model is told here, not in the log of a replica
-        _warn_of_gamma(config, model)
+        served = load_served(model, encoder)  # a wrong model is told here, not in the log of a replica
+        _check_dial(config, model, served)
         log_to()
         name = name_of(http.getsockname()[1])
         with deployed(config, model, encoder, name=name, address=address, replicas=number) as (pool, key):
-            asyncio.run(run_front(config, pool, key, http, about, say=typer.echo))
+            asyncio.run(run_front(config, pool, key, http, served.name, say=typer.echo))

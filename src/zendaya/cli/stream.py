@@ -17,11 +17,12 @@ from zendaya.cli.options import check_exists, command
 from zendaya.cli.output import INTERRUPTED, say
 from zendaya.errors import ConfigError, SourceError, ZendayaError
 from zendaya.records import option
-from zendaya.runtime.options import Backend, Cut, DecodeOptions, Precision, Voice
+from zendaya.runtime.options import Backend, Cut, Precision, Voice
 
 if TYPE_CHECKING:
     from zendaya.encoders.base import Traits
     from zendaya.records import Event
+    from zendaya.runtime.frontier import DialChoice, Frontier
     from zendaya.runtime.pipeline import Pipeline
     from zendaya.runtime.policies.base import Policy
     from zendaya.runtime.subtitles import Format, Subtitles
@@ -35,7 +36,10 @@ class StreamOptions:
 
     mic: bool = option(False, "Listen to the microphone instead.", name="--mic")
     device: str | None = option(None, "With --mic: which one, by its number or part of its name.")
-    gamma: float | None = option(None, "The dial: 0 offline, 1 real time, at most 10, default 0.5, trained up to 1.5. Keys: [ and ].")
+    lag_s: float | None = option(
+        None, "The dial in seconds, as 1.0: the most accurate setting measured within it. Keys: [ and ].", name="--lag"
+    )
+    gamma: float | None = option(None, "The dial as γ: 0 offline, 1 real time, at most 10, trained up to 1.5. Keys: [ and ].")
     head: int = option(0, "Head start: source tokens that every step reads beyond its share of the window.", min=0)
     policy: str | None = option(None, "Another policy instead: gamma=1,head=500,hold=25, wait-k=10,stride=2, full, alignatt=25 …")
     model: str = option("tiny.en-dial", "The shipped model, an adapter's folder, or a checkpoint.")
@@ -65,14 +69,20 @@ class StreamOptions:
             raise ConfigError("--device chooses a microphone: give --mic too")
         if (self.gamma is not None or self.head) and self.policy is not None:
             raise ConfigError("give --gamma and --head, or --policy, not both")
+        if self.lag_s is not None and (self.gamma is not None or self.head or self.policy is not None or self.encoder is not None):
+            raise ConfigError("--lag chooses a measured setting of the model: it goes with neither --gamma, --head, --policy nor --encoder")
 
     @property
-    def schedule(self) -> Schedule | Policy:
-        """The schedule or policy that was asked for."""
+    def schedule(self) -> Schedule | Policy | None:
+        """The schedule or policy that was asked for; None where a lag was, or nothing."""
+        from zendaya.runtime.frontier import DEFAULT_GAMMA
         from zendaya.runtime.policies import parse_policy
         from zendaya.schedule import MAX_GAMMA, PowerLaw
 
-        schedule = PowerLaw(0.5 if self.gamma is None else self.gamma, head=self.head) if self.policy is None else parse_policy(self.policy)
+        if self.gamma is None and not self.head and self.policy is None:
+            return None
+        dial = DEFAULT_GAMMA if self.gamma is None else self.gamma
+        schedule = PowerLaw(dial, head=self.head) if self.policy is None else parse_policy(self.policy)
         if (gamma := schedule.gamma_or_none) is not None and gamma > MAX_GAMMA:
             raise ConfigError(f"--gamma: expected a number in 0 … {MAX_GAMMA:g}: got {gamma:g}")
         return schedule
@@ -95,8 +105,8 @@ def stream(
 ) -> None:
     """Caption a source while it is heard: text as it is decided, one line per window, on standard output.
 
-    On a terminal a status line shows γ, the lag and its parts, exposure and window; [ and ] turn the dial, q ends the
-    source there, and Ctrl-C stops with what is decided.
+    On a terminal a status line shows the dial, the lag and its parts, exposure and window; [ and ] turn the dial, q ends
+    the source there, and Ctrl-C stops with what is decided.
     """
     if list_devices:
         from zendaya.sources.live import microphones
@@ -111,17 +121,28 @@ def stream(
     options = dataclasses.replace(options, source=source)
     if options.is_file:
         check_exists(source, "a recording or a video")
-    _run(options, options.schedule, _subtitles(options))
+    _run(options, *_choice(options), _subtitles(options))
 
 
-def _run(options: StreamOptions, schedule: Schedule | Policy, subtitles: Subtitles) -> None:
+def _choice(options: StreamOptions) -> tuple[DialChoice, Frontier | None]:
+    """The setting that was asked for, and the frontier that the keys turn through."""
+    from zendaya.runtime.frontier import choose_setting, read_frontier
+
+    schedule = options.schedule
+    # A frontier is measured with the model's own encoder.
+    frontier = read_frontier(options.model) if schedule is None and options.encoder is None else None
+    return choose_setting(frontier, schedule=schedule, lag_s=options.lag_s), frontier
+
+
+def _run(options: StreamOptions, choice: DialChoice, frontier: Frontier | None, subtitles: Subtitles) -> None:
     """Open the source and the model, and caption the one by the other."""
-    from zendaya.cli.terminal import Screen, caption
+    from zendaya.cli.terminal import LagKeys, Screen, caption
     from zendaya.sources.live import Clock
 
     _check_source(options)
     clock, heard_s = Clock(), 0.0
-    pipeline = _pipeline(options, schedule, clock)
+    pipeline = _pipeline(options, choice, clock)
+    lags = None if frontier is None or choice.point is None else LagKeys(frontier, choice.point)
     source, screen = _arrivals(options, pipeline, clock), Screen(sys.stdout, sys.stderr, plain=options.as_json)
 
     def note(event: Event) -> None:
@@ -132,7 +153,7 @@ def _run(options: StreamOptions, schedule: Schedule | Policy, subtitles: Subtitl
     with contextlib.closing(source), contextlib.closing(subtitles):
         try:
             stdin = None if options.source == "-" else sys.stdin
-            caption(source, pipeline, screen, stdin=stdin, each=note, as_json=options.as_json)
+            caption(source, pipeline, screen, stdin=stdin, each=note, as_json=options.as_json, lags=lags)
         except KeyboardInterrupt:
             say(f"stopped: what was decided of the first {heard_s:.1f} s is written")
             raise typer.Exit(INTERRUPTED) from None
@@ -174,22 +195,23 @@ def _chunks(options: StreamOptions, traits: Traits) -> Iterator[tuple[Any, float
     return ((chunk.samples, chunk.start_s, chunk.end_s) for chunk in found)
 
 
-def _pipeline(given: StreamOptions, schedule: Schedule | Policy, clock: Clock) -> Pipeline:
-    """The model with its encoder, as the options ask."""
+def _pipeline(given: StreamOptions, choice: DialChoice, clock: Clock) -> Pipeline:
+    """The model with its encoder, as the setting and the options ask."""
     from zendaya.runtime.loading import as_trained, gamma_warning, load_live
     from zendaya.runtime.pipeline import Pipeline
 
     model, encoder = load_live(given.model, given.encoder)
-    schedule = as_trained(schedule, given.model)
+    schedule = as_trained(choice.schedule, given.model)
     if model.config.length == "fix" and not schedule.decides_while_reading and schedule.needs_length:
         say("this model's length head reads a whole window first: text comes one window at a time (train its inf form)")
-    if (warning := gamma_warning(schedule, given.model)) is not None:
+    if choice.point is None and (warning := gamma_warning(schedule, given.model)) is not None:
         say(warning)
-    options = DecodeOptions(
-        schedule=schedule, window_s=given.window_s, patience_s=float("inf") if given.patience_s is None else given.patience_s,
+    options = choice.setting.options(
+        window_s=given.window_s, patience_s=float("inf") if given.patience_s is None else given.patience_s,
         cut=given.cut, voice=given.voice, engine=given.engine, precision=given.precision,
     )  # fmt: skip
-    return Pipeline.open(model, encoder, options, clock=clock if given.live else None)
+    options = dataclasses.replace(options, schedule=schedule)
+    return Pipeline.open(model, choice.setting.encoder_from(encoder), options, clock=clock if given.live else None)
 
 
 def _arrivals(options: StreamOptions, pipeline: Pipeline, clock: Clock) -> Generator[Arrival, None, None]:

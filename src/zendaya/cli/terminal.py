@@ -21,6 +21,7 @@ from rich.cells import cell_len, set_cell_size
 
 if TYPE_CHECKING:
     from zendaya.records import Event
+    from zendaya.runtime.frontier import Frontier, FrontierPoint
     from zendaya.runtime.pipeline import Pipeline
     from zendaya.sources.live import Arrival
 
@@ -43,6 +44,23 @@ def turned(gamma: float, key: str) -> float:
     if key == "]":
         return next((value for value in GAMMAS if value > gamma), gamma)
     return next((value for value in reversed(GAMMAS) if value < gamma), gamma)
+
+
+class LagKeys:
+    """The dial in seconds: `[` fewer of them, `]` more, along a model's frontier."""
+
+    def __init__(self, frontier: Frontier, point: FrontierPoint) -> None:
+        self._frontier, self._point = frontier, point
+
+    def turn(self, key: str, pipeline: Pipeline) -> None:
+        """Go on under the schedule of the next setting; the encoder and its block stay as they were opened."""
+        point = self._frontier.beside(self._point, 1 if key == "]" else -1)
+        if point != self._point:
+            pipeline.turn(point.live.schedule)
+            self._point = point
+
+    def __str__(self) -> str:
+        return f"about {self._point.seconds}"
 
 
 @contextlib.contextmanager
@@ -223,9 +241,9 @@ class Status:
             self._lags_s.append((event.policy_lag_s, event.compute_lag_s))
             self._read, self._steps, self._last = self._read + event.effective_horizon, self._steps + 1, event
 
-    def line(self, schedule: str, *, keys: bool = False) -> str:
-        """The line, under a schedule; brackets around it where those keys turn it."""
-        head = f"γ {schedule.removeprefix('gamma=')}" if schedule.startswith("gamma=") else schedule
+    def line(self, dial: str, *, keys: bool = False) -> str:
+        """The line, under a schedule or at a lag; brackets around it where those keys turn it."""
+        head = f"γ {dial.removeprefix('gamma=')}" if dial.startswith("gamma=") else dial
         head = f"[ {head} ]" if keys else head
         if self._last is None:
             return f"{head} │ listening{', q ends' if keys else ''}"
@@ -239,25 +257,30 @@ class Status:
 
 def caption(
     source: Iterable[Arrival], pipeline: Pipeline, screen: Screen, *, stdin: TextIO | None = None,
-    each: Callable[[Event], None] = lambda event: None, as_json: bool = False,
+    each: Callable[[Event], None] = lambda event: None, as_json: bool = False, lags: LagKeys | None = None,
 ) -> None:  # fmt: skip
-    """Run a source through a pipeline onto a screen: [ and ] turn the dial, q ends the source there; `each` sees every event."""
+    """Run a source through a pipeline onto a screen: [ and ] turn the dial, q ends the source there; `each` sees every event.
+
+    With `lags` the dial is in seconds.
+    """
     session = pipeline.session
     assert session.tokens_per_s is not None
     status, ended = Status(session.window_tokens, session.tokens_per_s), False
     with contextlib.ExitStack() as stack:
         stack.callback(screen.close)
         ask = stack.enter_context(keys(stdin)) if stdin is not None else lambda: ""
-        turns = stdin is not None and stdin.isatty() and session.schedule.gamma_or_none is not None
+        turns = stdin is not None and stdin.isatty() and (lags is not None or session.schedule.gamma_or_none is not None)
 
         def between() -> None:
             nonlocal ended
             for key in ask():
                 ended = ended or key in "qQ"
                 schedule = session.schedule
-                if key in "[]" and not schedule.decides_while_reading and (gamma := schedule.gamma_or_none) is not None:
+                if key in "[]" and lags is not None:
+                    lags.turn(key, pipeline)
+                elif key in "[]" and not schedule.decides_while_reading and (gamma := schedule.gamma_or_none) is not None:
                     pipeline.turn(schedule.with_gamma(turned(gamma, key)))
-            screen.show(lambda: status.line(str(session.schedule), keys=turns))
+            screen.show(lambda: status.line(str(session.schedule if lags is None else lags), keys=turns))
 
         pipeline.between = between
         for event in pipeline.run(itertools.takewhile(lambda _: not ended, source)):

@@ -1,7 +1,4 @@
-"""Live speech, measured: a model and its encoder play whole streams under settings, through the one `Pipeline`.
-
-A setting is one text: a schedule or policy, then options of the decoder or of the encoder, as `gamma=0.5;window_s=10;block_s=1`.
-"""
+"""Live speech, measured: a model and its encoder play whole streams under settings, through the one `Pipeline`."""
 
 from __future__ import annotations
 
@@ -12,12 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import numpy as np
 
-from zendaya.encoders.base import Encoder, weights_digest
-from zendaya.errors import ConfigError
+from zendaya.encoders.base import weights_digest
 from zendaya.evaluation.evaluate import ComputationClock
 from zendaya.evaluation.metrics.speech import Utterance, WrittenWord, written_words
 from zendaya.nn.adapter import LOOP_TOKENS
@@ -28,60 +23,12 @@ from zendaya.runtime.engine import Engine, engine_for, is_native
 from zendaya.runtime.loading import as_trained, load_live
 from zendaya.runtime.options import DecodeOptions
 from zendaya.runtime.pipeline import Pipeline, SourceEncoder
-from zendaya.runtime.policies import Policy, parse_policy
-from zendaya.schedule import PowerLaw, Schedule
+from zendaya.runtime.setting import LiveSetting
+from zendaya.schedule import PowerLaw
 from zendaya.sources.media import Samples
 
 SPAN = 30 * SAMPLE_RATE
 """Samples that offline Whisper reads at once."""
-
-
-@dataclass(frozen=True)
-class LiveSetting:
-    """A schedule or policy, with options of the decoder (`DecodeOptions`) and of the encoder."""
-
-    schedule: Schedule | Policy
-    decoder: dict[str, Any]
-    encoder: dict[str, Any]
-    """What is no option of the decoder is one of the encoder, which checks it when it is opened."""
-
-    @staticmethod
-    def parse(text: str) -> LiveSetting:
-        """Read a setting from text.
-
-        >>> print(LiveSetting.parse("0.5; window_s=10; block_s=0.5"))
-        gamma=0.5;window_s=10.0;block_s=0.5
-        """
-        import msgspec
-
-        first, *pairs = (part.strip() for part in text.split(";"))
-        hints = get_type_hints(DecodeOptions, localns={"Schedule": Schedule, "Policy": Policy})
-        decoder, encoder = dict[str, Any](), dict[str, Any]()
-        for name, equals, value in (pair.partition("=") for pair in pairs):
-            if not equals or name == "schedule":
-                raise ConfigError(f"setting {text!r}: expected SCHEDULE;NAME=VALUE;…: got {name!r}")
-            if name not in hints:
-                encoder[name] = _plain(value)
-                continue
-            try:
-                decoder[name] = msgspec.convert(value, hints[name], strict=False)
-            except (msgspec.ValidationError, TypeError) as error:
-                raise ConfigError(f"setting {text!r}: {name}: {error}") from None
-        schedule = parse_policy(first)
-        DecodeOptions(schedule=schedule, **decoder)  # checked before anything is loaded
-        return LiveSetting(schedule, decoder, encoder)
-
-    def __str__(self) -> str:
-        given = sorted(self.decoder.items()) + sorted(self.encoder.items())
-        return ";".join([str(self.schedule), *(f"{name}={value}" for name, value in given)])
-
-
-def _plain(text: str) -> Any:
-    """A number or truth value where the text is one, else the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +72,8 @@ class LivePlayer:
 
     def open(self, setting: LiveSetting, clock: Callable[[], float] | None = None) -> Pipeline:
         """A pipeline under a setting."""
-        encoder: Encoder[Any, Any] = self.encoder.with_settings(**setting.encoder) if setting.encoder else self.encoder
-        options = DecodeOptions(schedule=as_trained(setting.schedule, self.name), **setting.decoder)
+        encoder = setting.encoder_from(self.encoder)
+        options = dataclasses.replace(setting.options(), schedule=as_trained(setting.schedule, self.name))
         key = options.engine, options.precision
         if key not in self._engines:
             self._engines[key] = _engine(self.model, options)

@@ -73,3 +73,31 @@ def check_replay(scale: str, window_tokens: int | None, workers: int, *, timed: 
         raise ConfigError(f"workers must be at least 1: got {workers}")
     if timed and workers > 1:
         raise ConfigError(f"computation-aware latency is measured with one worker: got {workers}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierOptions:
+    """How a frontier is measured, and where it goes."""
+
+    settings: tuple[str, ...] = option(
+        (), "A setting to try, as gamma=1,head=25;block_s=0.32; repeat it. A grid if not given.", name="--setting"
+    )
+    corpus: str = option("librispeech", "The corpus in FOLDER, with chapters.")
+    split_choose: str = option("valid", "The split that settings are chosen on.")
+    split_report: str = option("test", "The split that the chosen ones are reported on.")
+    chapters: str = option("all", "How many chapters of each split, or all.")
+    report_name: str | None = option(None, "Name of the reported data for readers, as LibriSpeech test-clean.", name="--name")
+    results: Path = option(Path("frontier-results"), "Folder of results and log: the same command goes on from there.")
+    out: Path | None = option(None, "The file to write; beside the model if not given.")
+    processes: int = option(1, "Chapters that are played at the same time.", min=1)
+
+    def __post_init__(self) -> None:
+        if self.split_choose == self.split_report:
+            raise ConfigError(f"--split-choose and --split-report: expected two splits: got {self.split_choose} twice")
+        if self.chapters != "all" and not (self.chapters.isdecimal() and int(self.chapters)):
+            raise ConfigError(f"--chapters: expected a number of at least 1, or all: got {self.chapters!r}")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of splits for readers, where they were given."""
+        return {} if self.report_name is None else {self.split_report: self.report_name}

@@ -31,6 +31,8 @@ RECIPE = "recipe.json"
 """The run record, which a training run writes into its folder; checkpoints lie in folders beside it."""
 FORMAT = "1"
 FILE_METADATA = {"format": "pt", "zendaya_format": FORMAT}
+MAX_HEADER = 100_000_000
+"""Longest header of a safetensors file, in bytes, as the format fixes it."""
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 AnyModel = TypeVar("AnyModel", bound="PretrainedModel")
@@ -178,6 +180,18 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{path}: checksum does not match: the file was damaged or changed after it was saved; fetch or save it again"
         )
     return tensors, metadata
+
+
+def stated_digest(path: Path) -> str:
+    """The checksum that a file of `write_checkpoint` states in its header: the name of these weights; reading the file verifies it."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER)))
+        return str(header["__metadata__"]["sha256"])
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path}: expected a checkpoint of this library, with its checksum: got another file") from None
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

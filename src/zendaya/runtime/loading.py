@@ -12,7 +12,7 @@ from zendaya.encoders.registry import EncoderSpec
 from zendaya.encoders.whisper import WhisperBlocks
 from zendaya.errors import CheckpointError, ConfigError
 from zendaya.nn.adapter import ADAPTER, Adapter
-from zendaya.nn.checkpoint import read_run_record
+from zendaya.nn.checkpoint import WEIGHTS, read_run_record
 from zendaya.nn.model import Model
 from zendaya.nn.whisper import Precision, has_bfloat16, load_weights, use_bfloat16_linears
 from zendaya.runtime.policies import Policy
@@ -72,6 +72,14 @@ def load_live(name: str | Path, encoder: str | None = None) -> tuple[Model, Enco
         reads = "ids" if model.config.decoder.source_vocab else f"{model.config.decoder.source_dim} features a token"
         raise ConfigError(f"{name} reads {reads}, {spec} gives {opened.traits.dim} features: they do not fit")
     return model, opened
+
+
+def weights_path(name: str | Path) -> Path | None:
+    """The file that a model's weights are read from: of an adapter or a checkpoint; None where the name is a hub id or of nothing here."""
+    folder = Path(name).expanduser()
+    shipped = [] if folder.exists() or "/" in str(name) else [_shipped(name)]
+    places = [*shipped, folder / ADAPTER, folder / WEIGHTS, *([folder] if folder.suffix == ".safetensors" else [])]
+    return next((path for path in places if path.is_file()), None)
 
 
 def as_trained(policy: Schedule | Policy, checkpoint: str | Path) -> Schedule | Policy:

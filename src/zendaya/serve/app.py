@@ -87,8 +87,10 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _models(request: Request) -> Response:
-    served: Served = request.app.state.server.served
+    server: Server = request.app.state.server
+    served = server.served
     found = {"id": served.name, "object": "model", "created": 0, "owned_by": "zendaya", "sources": served.kinds}
+    found |= server.dial_facts(served.kinds[0])
     return JSONResponse({"object": "list", "data": [found]})
 
 

@@ -219,7 +219,7 @@ class _Inbox:
 class Client(contextlib.AbstractContextManager["Client"]):
     """One session on a server. Use it as a context manager: leaving it ends the session.
 
-        with zendaya.Client("ws://127.0.0.1:8765", gamma=0.5) as client:
+        with zendaya.Client("ws://127.0.0.1:8765", lag_s=1.0) as client:  # or gamma=0.5, or the server's own dial
             for samples in audio:  # float samples or s16le bytes at 16 kHz, as they arrive
                 client.send(samples)
                 for caption in client.captions():  # those that are there by now
@@ -234,7 +234,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def __init__(
         self, url: str = "ws://127.0.0.1:8765", *, key: str | None = None, source: Literal["audio", "features", "frames"] = "audio",
-        gamma: float | None = None, policy: str | None = None, patience_s: float = 60.0, keep: int = KEEP, **options: Any,
+        lag_s: float | None = None, gamma: float | None = None, policy: str | None = None, patience_s: float = 60.0, keep: int = KEEP,
+        **options: Any,
     ) -> None:  # fmt: skip
         try:
             import websockets  # noqa: F401
@@ -245,12 +246,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self.url, self.source, self.patience_s = url.rstrip("/"), source, patience_s
         self.num_resumes = self.num_rebuilds = 0
         self.opened: dict[str, Any] = {}
-        """The server's `opened` message: model, window, schedule and limits."""
+        """The server's `opened` message: model, window, setting, the frontier of lags it can keep, and limits."""
         self.reason = ""
         """Why the session has ended: `end`, `idle`, `draining` or `too_long`; empty before."""
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._open = {"type": "open", "source": source, **options}
-        self._open |= {name: value for name, value in (("gamma", gamma), ("policy", policy)) if value is not None}
+        self._open |= {name: value for name, value in (("gamma", gamma), ("policy", policy), ("lag_s", lag_s)) if value is not None}
         self._outbox, self._session, self._inbox = _Outbox(keep), _RemoteSession(), _Inbox(self.url)
         self._greeted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zendaya-client", daemon=True)
@@ -278,9 +279,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
         for first in range(0, len(payload), most // unit * unit):
             self._post(payload[first : first + most // unit * unit])
 
-    def turn(self, gamma: float | str) -> None:
-        """Change the schedule: a γ, or a schedule by name (`wait-k=10`)."""
-        self._post({"type": "turn", **({"policy": gamma} if isinstance(gamma, str) else {"gamma": gamma})})
+    def turn(self, gamma: float | str | None = None, *, lag_s: float | None = None) -> None:
+        """Change the schedule: a γ, a schedule by name (`wait-k=10`), or a lag in seconds, where the encoder's block stays as it is."""
+        if (gamma is None) == (lag_s is None):
+            raise ConfigError(f"turn: give gamma or lag_s, one of the two: got {gamma} and {lag_s}")
+        dial = {"lag_s": lag_s} if gamma is None else {"policy": gamma} if isinstance(gamma, str) else {"gamma": gamma}
+        self._post({"type": "turn", **dial})
 
     def flush(self) -> None:
         """Write out the text of all source so far; the next source begins a new window."""

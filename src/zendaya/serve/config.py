@@ -50,7 +50,10 @@ class ServeConfig:
         (), "Let web pages of this origin connect, as https://a.org; may be repeated.", name="--origin", metavar="ORIGIN"
     )  # fmt: skip
     max_sessions: int = option(32, "Sessions at the same time; further clients are told to retry.")
-    gamma: float = option(0.5, "γ for clients that do not choose one: 0 … 10; models are trained up to 1.5.")
+    lag_s: float | None = option(
+        None, "The dial in seconds for clients that choose none; 1.0, or the closest, where the model was measured.", name="--lag"
+    )
+    gamma: float | None = option(None, "γ instead: 0 … 10; models are trained up to 1.5. 0.5 where the model was not measured.")
     voice: Voice = option("auto", "Decode speech alone, found by voice activity (gate; auto for sound), or everything (off).")
     drain_s: float = option(30.0, "Seconds that streams may go on after SIGTERM.", name="--drain")
     max_message: int = 2**20  # bytes per message
@@ -67,6 +70,8 @@ class ServeConfig:
     wrong_key_s: float = 0.25  # delay of the answer to a wrong key; answers to one address come one after the other
 
     def __post_init__(self) -> None:
+        if self.lag_s is not None and self.gamma is not None:
+            raise ConfigError("give --lag or --gamma, not both")
         for name, value, unit, most in (
             ("port", self.port, "a number", 65535), ("wyoming-port", self.wyoming_port, "a number", 65535),
             ("gamma", self.gamma, "a number", MAX_GAMMA), ("drain", self.drain_s, "seconds", 3600),

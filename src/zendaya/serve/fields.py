@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zendaya.errors import ZendayaError
+from zendaya.runtime.frontier import MAX_LAG_S
 from zendaya.runtime.policies import Policy, parse_policy
 from zendaya.schedule import MAX_GAMMA, PowerLaw, Schedule
 
@@ -16,7 +17,7 @@ MAX_POLICY = 200  # characters per policy name
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair as JSON escapes it: without the other half it can be read but never be encoded again."""
 DELAYS = {"minimal": 1.0, "low": 0.7, "medium": 0.5, "high": 0.3, "xhigh": 0.1}
-"""γ per OpenAI delay setting; with the shipped model, words come 1.9, 2.4, 3.1, 4.0 and 5.0 s after they were spoken."""
+"""γ per OpenAI delay setting, for models without a measured frontier; others map the names onto it."""
 
 Message = dict[str, Any]
 
@@ -71,6 +72,14 @@ def number(message: Mapping[str, Any], field: str, low: float, high: float) -> f
     value = message.get(field)
     valid = not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
     return float(_checked(value, valid, field, f"a number in {low:g} … {high:g}"))
+
+
+def from_text(text: str, field: str) -> float:
+    """A number in a form or a query."""
+    try:
+        return float(text)
+    except ValueError:
+        raise FieldError(field, f"{field}: expected a number: got {text[:40]!r}") from None
 
 
 def gamma(value: Any, field: str = "gamma") -> float:
@@ -132,10 +141,15 @@ def pcm(message: Mapping[str, Any], field: str, *, longest: int) -> bytes:
     return data
 
 
+def lag_s(message: Mapping[str, Any]) -> float | None:
+    """The lag in the field `lag_s`; None without it."""
+    return number(message, "lag_s", 0, MAX_LAG_S) if "lag_s" in message else None
+
+
 def dial(message: Mapping[str, Any]) -> Schedule | Policy | None:
-    """The schedule or policy in the fields `gamma` or `policy`; None without either."""
-    if "gamma" in message and "policy" in message:
-        raise FieldError("policy", "policy: give either gamma or policy")
+    """The schedule or policy in the fields `gamma` or `policy`; None without either. None of these goes with `lag_s`."""
+    if len(given := [name for name in ("gamma", "policy", "lag_s") if name in message]) > 1:
+        raise FieldError(given[1], f"{given[1]}: give one of gamma, policy and lag_s: got {' and '.join(given)}")
     if "policy" in message:
         text = string(message, "policy", longest=MAX_POLICY)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,8 +17,10 @@ from zendaya.encoders.registry import EncoderSpec
 from zendaya.errors import ConfigError, MissingExtraError, SourceError
 from zendaya.nn.decoder import LARGEST_FEATURE
 from zendaya.nn.model import Model
+from zendaya.runtime.frontier import Frontier, read_frontier
 from zendaya.runtime.loading import as_trained, load_live, load_model
 from zendaya.runtime.policies import Policy
+from zendaya.runtime.setting import LiveSetting
 from zendaya.schedule import Schedule
 from zendaya.serve.fields import FieldError
 from zendaya.sources.media import SAMPLE_RATE, Frame, Samples
@@ -41,6 +43,9 @@ class Served:
     encoder: Encoder[Any, Any] | None = None
     checkpoint: str | None = None
     """The folder it was loaded from; its training run names the default stride of wait-k."""
+    frontier: Frontier | None = None
+    """What was measured of it with this encoder: the dial in seconds."""
+    _encoders: dict[str, Encoder[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -53,14 +58,24 @@ class Served:
         """The schedule; a wait-k without a stride gets the one of training."""
         return as_trained(schedule, self.checkpoint or self.name)
 
-    def intake(self, kind: Kind, rate: float | None = None) -> Intake:
+    def encoder_for(self, setting: LiveSetting | None = None) -> Encoder[Any, Any] | None:
+        """The encoder under a setting, made once for all streams that have it."""
+        if self.encoder is None or setting is None or not setting.encoder:
+            return self.encoder
+        key = str(sorted(setting.encoder.items()))
+        if key not in self._encoders:
+            self._encoders[key] = setting.encoder_from(self.encoder)
+        return self._encoders[key]
+
+    def intake(self, kind: Kind, rate: float | None = None, setting: LiveSetting | None = None) -> Intake:
         """An intake for one source; `rate` is samples or rows per second, by default the model's own."""
         if kind not in self.kinds:
             raise FieldError("source", f"source: {self.name} takes {' or '.join(self.kinds)}: got {kind!r}")
-        if kind == "features" or self.encoder is None:
+        encoder = self.encoder_for(setting)
+        if kind == "features" or encoder is None:
             own_rate = FPS if self.encoder is None else self.encoder.traits.tokens_per_s
             return FeatureIntake(self.model.config.decoder.source_dim, own_rate if rate is None else rate)
-        return FrameIntake(self.encoder, rate) if kind == "frames" else AudioIntake(self.encoder, SAMPLE_RATE if rate is None else rate)
+        return FrameIntake(encoder, rate) if kind == "frames" else AudioIntake(encoder, SAMPLE_RATE if rate is None else rate)
 
 
 def load_served(name: str, encoder: str | None = None) -> Served:
@@ -72,7 +87,7 @@ def load_served(name: str, encoder: str | None = None) -> Served:
     if not found.traits.live:
         problem = f"{found.traits.name}: cannot be served live: its tokens read the whole recording"
         raise ConfigError(f"{problem}; give --encoder with a live one, as whisper:tiny.en,block_s=1")
-    return Served(Path(name).name, model, found, name)
+    return Served(Path(name).name, model, found, name, read_frontier(name) if encoder is None else None)
 
 
 class Intake:

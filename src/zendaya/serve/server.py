@@ -9,10 +9,12 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from zendaya.errors import ZendayaError
+from zendaya.errors import ConfigError, ZendayaError
 from zendaya.records import Event
-from zendaya.runtime.options import DecodeOptions
-from zendaya.schedule import PowerLaw
+from zendaya.runtime.frontier import DialChoice, choose_setting
+from zendaya.runtime.policies import Policy
+from zendaya.runtime.setting import LiveSetting
+from zendaya.schedule import PowerLaw, Schedule
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.fields import FieldError
 from zendaya.serve.hub import Hub, StreamUpdate
@@ -134,14 +136,42 @@ class Server(Host):
         seat.callback(self.seats.discard, seat)
         return seat
 
+    def choose(
+        self, kind: Kind, *, schedule: Schedule | Policy | None = None, lag_s: float | None = None, field: str = "lag_s"
+    ) -> DialChoice:
+        """The setting of a stream: what its client asks for, else the server's own dial, else the model's; `field` is for errors."""
+        frontier = None if kind == "features" else self.served.frontier
+        if lag_s is not None and kind == "features":
+            raise FieldError(field, f"{field}: lag is measured from {self.served.kinds[0]}, not from features: give gamma")
+        if schedule is None and lag_s is None:
+            schedule = None if self.config.gamma is None else PowerLaw(self.config.gamma)
+            lag_s = None if frontier is None else self.config.lag_s
+        try:
+            return choose_setting(frontier, schedule=schedule, lag_s=lag_s, option=field)
+        except ConfigError as error:
+            raise FieldError(field, str(error)) from None
+
+    def dial_facts(self, kind: Kind, choice: DialChoice | None = None) -> dict[str, Any]:
+        """For clients: the frontier, what it was measured on, and the setting that was chosen from it or else would be."""
+        frontier = None if kind == "features" else self.served.frontier
+        found = self.choose(kind) if choice is None else choice
+        setting, lag_s = (str(found.setting), None) if found.point is None else (found.point.setting, found.point.reported.lag_s)
+        return {
+            "setting": setting, "lag_s": lag_s, "frontier": frontier and [point.figures for point in frontier.points],
+            "measured_on": frontier and frontier.reported_on.name,
+        }  # fmt: skip
+
     @contextlib.asynccontextmanager
-    async def stream(self, source: Kind, *, rate: float | None = None, gamma: float | None = None) -> AsyncIterator[Feed]:
+    async def stream(
+        self, source: Kind, *, rate: float | None = None, gamma: float | None = None, lag_s: float | None = None
+    ) -> AsyncIterator[Feed]:  # fmt: skip
         """Open a stream with a seat of its own: send it a source, iterate over its `events()`.
 
-        `rate` is samples or rows per second, `gamma` the dial; the defaults are those of the model and of the server.
+        `rate` is samples or rows per second, `gamma` or `lag_s` the dial; the defaults are those of the model and of the server.
         """
         with self.take_seat():
-            feed = Feed(self, self.served.intake(source, rate), self.config.gamma if gamma is None else gamma)
+            setting = self.choose(source, schedule=None if gamma is None else PowerLaw(gamma), lag_s=lag_s).setting
+            feed = Feed(self, self.served.intake(source, rate, setting), setting)
             self.enders.add(feed.stream.end)
             try:
                 yield feed
@@ -157,11 +187,11 @@ class Server(Host):
 class Feed:
     """A stream for transports that do not resume, with its seat, if it has one of its own."""
 
-    def __init__(self, server: Server, intake: Intake, gamma: float, *, timed: bool = True, seat: Seat | None = None) -> None:
+    def __init__(self, server: Server, intake: Intake, setting: LiveSetting, *, timed: bool = True, seat: Seat | None = None) -> None:
         self.server, self._seat = server, seat
         self._notes = asyncio.Queue[StreamUpdate | Exception]()
         self._room = asyncio.Event()
-        self.stream = server.hub.open(intake, DecodeOptions(schedule=PowerLaw(gamma), voice=server.config.voice), self._hear, timed=timed)
+        self.stream = server.hub.open(intake, setting.options(voice=server.config.voice), self._hear, timed=timed)
 
     def _hear(self, notes: list[StreamUpdate]) -> None:
         for note in notes:

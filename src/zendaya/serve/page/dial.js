@@ -1,4 +1,4 @@
-// The dial: a slider in front of the model's measured curve.
+// The dial: seconds along the model's frontier, where it has one; below it, γ as a slider in front of the measured curve.
 
 const SVG = "http://www.w3.org/2000/svg";
 const THUMB = 10; // half of the slider's thumb, by which the track is inset
@@ -31,8 +31,18 @@ export class Dial {
     this.onturn = onturn;
     this.measured = null;
     this.tokensPerS = 50;
+    this.frontier = null; // points from fast to accurate
+    this.place = 0;
     const find = (selector) => root.querySelector(selector);
-    this.knob = find(".knob");
+    this.seconds = Object.fromEntries(["name", "value", "knob", "promise"].map((each) => [each, find(`.seconds-${each}`)]));
+    this.seconds.root = find(".seconds");
+    this.seconds.knob.id = this.seconds.name.htmlFor = this.seconds.value.htmlFor = `seconds-${id}`;
+    this.seconds.knob.oninput = () => {
+      this.place = Number(this.seconds.knob.value);
+      this._choose("lag");
+    };
+    this.details = find(".dial");
+    this.knob = find(".curve .knob");
     this.knob.id = id;
     this.label = find(".dial-name");
     this.label.htmlFor = id;
@@ -44,7 +54,7 @@ export class Dial {
     this.ends = [find(".end-low"), find(".end-high")];
     this.select = find(".policy");
     this.select.onchange = () => {
-      this.kind = this.select.value;
+      this.kind = this.select.value; // of the second stream
       this._fit();
       this._turned();
     };
@@ -56,17 +66,40 @@ export class Dial {
 
   // The request to the server.
   get wish() {
+    if (this.kind === "lag") return { lag_s: this.frontier[this.place].at_s };
     if (this.kind === "gamma") return { gamma: this.gamma };
     return { policy: `wait-k=${Math.round(this.kS * this.tokensPerS)},stride=${this.measured.stride}` };
   }
 
   get words() {
+    if (this.kind === "lag") return `about ${this.frontier[this.place].lag_s.toFixed(1)} s behind`;
     return this.kind === "gamma" ? `γ = ${this.gamma.toFixed(2)}` : `wait-k, k = ${this.kS.toFixed(1)} s`;
   }
 
   // Limit of the mean share of the window that is read; null if it has no closed form.
   get limit() {
     return this.kind === "gamma" ? 1 / (1 + this.gamma) : null;
+  }
+
+  // The model's frontier, and the setting to begin with; without one the dial is γ.
+  setFrontier(frontier, measuredOn, setting) {
+    if (!frontier?.length) return;
+    this.frontier = frontier;
+    this.measuredOn = measuredOn;
+    const [given, within] = [frontier.findIndex((point) => point.setting === setting), frontier.findLastIndex((point) => point.at_s <= 1)];
+    this.place = given >= 0 ? given : Math.max(0, within);
+    this.seconds.knob.max = frontier.length - 1;
+    this.seconds.root.hidden = false;
+    this.details.querySelector("summary").hidden = false;
+    this.details.open = false;
+    this._choose("lag");
+  }
+
+  _choose(kind) {
+    this.kind = kind;
+    this.liveS = undefined;
+    this._show();
+    this.onturn(this.wish);
   }
 
   setMeasured(measured) {
@@ -83,7 +116,7 @@ export class Dial {
   }
 
   _fit() {
-    const gamma = this.kind === "gamma";
+    const gamma = this.kind !== "wait-k";
     Object.assign(this.knob, gamma ? { min: 0, max: MOST_GAMMA, step: 0.05 } : { min: K_S.low, max: K_S.high, step: K_S.step });
     this.knob.value = gamma ? this.gamma : this.kS;
     this.label.textContent = this.name;
@@ -93,18 +126,31 @@ export class Dial {
   }
 
   _turned() {
-    if (this.kind === "gamma") this.gamma = Number(this.knob.value);
-    else this.kS = Number(this.knob.value);
-    this.liveS = undefined;
-    this._show();
-    this.onturn(this.wish);
+    if (this.kind === "wait-k") this.kS = Number(this.knob.value);
+    else this.gamma = Number(this.knob.value);
+    this._choose(this.kind === "wait-k" ? "wait-k" : "gamma");
+  }
+
+  _showSeconds() {
+    if (!this.frontier) return;
+    const { seconds, kind } = this;
+    const { lag_s: lagS, lag_p90_s: mostS, wer } = this.frontier[this.place];
+    const behind = `About ${lagS.toFixed(1)}\u00a0s behind; 90\u00a0% of words within ${mostS.toFixed(1)}\u00a0s, ${wer.toFixed(1)}\u00a0% wrong`;
+    seconds.knob.value = this.place;
+    seconds.value.textContent = kind === "lag" ? `${lagS.toFixed(1)} s` : "–";
+    seconds.promise.textContent = kind === "lag" ? `${behind}; measured on ${this.measuredOn}.` : "The dial γ is chosen in the details.";
+    seconds.knob.setAttribute("aria-valuetext", `about ${lagS.toFixed(1)} seconds behind, ${wer.toFixed(1)} percent of words wrong`);
   }
 
   _show() {
-    this.value.textContent = this.kind === "gamma" ? this.gamma.toFixed(2) : `${this.kS.toFixed(1)} s`;
-    const points = this.kind === "gamma" ? this.measured?.points : null;
+    this._showSeconds();
+    this.value.textContent = { lag: "–", gamma: this.gamma.toFixed(2), "wait-k": `${this.kS.toFixed(1)} s` }[this.kind];
+    const points = this.kind === "wait-k" ? null : this.measured?.points;
     this.root.dataset.measured = String(Boolean(points));
-    if (points) {
+    if (this.kind === "lag") {
+      this.promise.textContent = "Turn it to choose γ instead of seconds.";
+      this.knob.setAttribute("aria-valuetext", "not chosen: the dial is in seconds");
+    } else if (points) {
       const [lagS, wer] = ["lag_s", "wer"].map((field) => between(points, this.gamma, field));
       const [lag, wrong] = [lagS.toFixed(1), wer.toFixed(1)];
       const where = points.some((point) => point.gamma === this.gamma) ? "" : " nearby";
@@ -128,7 +174,7 @@ export class Dial {
   _plot() {
     this.plot.replaceChildren();
     this.marks = null;
-    const points = this.kind === "gamma" ? this.measured?.points : null;
+    const points = this.kind === "wait-k" ? null : this.measured?.points;
     const box = this.plot.getBoundingClientRect();
     if (!points || !box.width) return;
     [this.width, this.height] = [box.width, box.height];
@@ -166,7 +212,8 @@ export class Dial {
     };
     put(this.marks.lag, between(points, this.gamma, "lag_s") / TOP_LAG_S);
     put(this.marks.wer, between(points, this.gamma, "wer") / TOP_WER);
-    this.marks.live.setAttribute("visibility", this.liveS === undefined ? "hidden" : "visible");
+    const live = this.liveS !== undefined && this.kind === "gamma";
+    this.marks.live.setAttribute("visibility", live ? "visible" : "hidden");
     if (this.liveS !== undefined) put(this.marks.live, this.liveS / TOP_LAG_S);
   }
 }

@@ -315,6 +315,7 @@ async function greet() {
     say("This model takes no audio: use a client for its features or pictures", "failed");
     for (const id of ["mic", "open", "sample"]) get(id).disabled = true;
   }
+  lanes.a.dial.setFrontier(model.frontier, model.measured_on, model.setting);
   const measured = await fetch(new URL("page/measured.json", BASE)).catch(() => null);
   const found = measured?.ok ? await measured.json() : null;
   for (const lane of [lanes.a, lanes.b]) lane?.dial.setMeasured(found);

@@ -18,7 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from zendaya.errors import SourceError
 from zendaya.records import Event
+from zendaya.runtime.frontier import DEFAULT_GAMMA
+from zendaya.runtime.setting import LiveSetting
 from zendaya.runtime.subtitles import Cue, Cues, to_srt, to_vtt
+from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.fields import DELAYS, FieldError
 from zendaya.serve.intake import AudioIntake
@@ -106,15 +109,11 @@ def _options(server: Server, form: FormData) -> tuple[BinaryIO, _TranscriptionOp
         raise FieldError("model", f"model: expected {server.served.name}: got {given['model'][:60]!r}", "model_not_found")
     if "audio" not in server.served.kinds:
         raise FieldError("model", f"model: {server.served.name} does not take audio")
-    gamma = server.config.gamma
+    gamma = DEFAULT_GAMMA if server.config.gamma is None else server.config.gamma
     if "delay" in given:
         gamma = DELAYS[fields.choice(given, "delay", tuple(DELAYS))]
     if "gamma" in given:
-        try:
-            value = float(given["gamma"])
-        except ValueError:
-            raise FieldError("gamma", f"gamma: expected a number: got {given['gamma'][:40]!r}") from None
-        gamma = fields.gamma(value)
+        gamma = fields.gamma(fields.from_text(given["gamma"], "gamma"))
     streamed = fields.choice(given, "stream", ("true", "false", "True", "False", "1", "0"), "false").lower() in ("true", "1")
     granularities = [value for name, value in form.multi_items() if name.startswith("timestamp_granularities")]
     return upload.file, _TranscriptionOptions(
@@ -127,7 +126,7 @@ async def _answer(request: Request, server: Server, form: FormData, stack: conte
     file, options = _options(server, form)
     encoder = server.served.encoder
     assert encoder is not None
-    feed = Feed(server, AudioIntake(encoder, floats=True), options.gamma, timed=False)
+    feed = Feed(server, AudioIntake(encoder, floats=True), LiveSetting(PowerLaw(options.gamma), {}, {}), timed=False)
     stack.callback(feed.close)
     stack.push_async_callback(cancel, asyncio.create_task(_read_file(feed, file)))
     if options.stream:

@@ -1,7 +1,7 @@
 """OpenAI's Realtime transcription: `/v1/realtime?intent=transcription`.
 
-Audio is transcribed as it is appended, and text is sent as it is written, before the commit. `delay` sets γ by OpenAI's five settings;
-`gamma` sets it directly, at any time. Each committed item is a stream of its own.
+Audio is transcribed as it is appended, and text is sent as it is written, before the commit. `delay` sets the dial, in seconds or by
+OpenAI's five names, which go along the model's frontier from fast to accurate; `gamma` sets γ. Each committed item is a stream of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from zendaya.runtime.frontier import MAX_LAG_S, DialChoice
 from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.connection import NO_HELLO, WebSocketConnection
@@ -42,12 +43,12 @@ class RealtimeSession:
 
     def __init__(self, server: Server, connection: WebSocketConnection) -> None:
         self.server, self.connection = server, connection
-        self.gamma = server.config.gamma
+        self.choice = server.choose("audio")
         self.rate = RATES[0]
         self.open: AudioItem | None = None
         self.last: str | None = None  # the item committed last
         self.writing = dict[AudioItem, asyncio.Task[None]]()
-        transcription = {"model": server.served.name, "language": None, "prompt": None, "delay": None, "gamma": self.gamma}
+        transcription = {"model": server.served.name, "language": None, "prompt": None, "delay": None, **dial_of(self.choice)}
         sound = {"format": {"type": "audio/pcm", "rate": self.rate}, "noise_reduction": None, "transcription": transcription}
         self.session: Message = {
             "id": f"sess_{secrets.token_hex(12)}", "object": "realtime.transcription_session", "type": "transcription",
@@ -125,41 +126,52 @@ class RealtimeSession:
                 raise FieldError(f"{where}format.rate", f"{where}format.rate: commit or clear the appended audio first")
         if sound.get("turn_detection") is not None:
             raise FieldError(f"{where}turn_detection", f"{where}turn_detection: expected null: the client commits its turns")
-        gamma = self._transcription(sound, target["transcription"], where)
+        choice = self._transcription(sound, target["transcription"], where)
         if "gamma" in given:
-            gamma, target["transcription"]["delay"] = fields.gamma(given["gamma"], "session.gamma"), None
-        if gamma is not None:
-            target["transcription"]["gamma"] = gamma
+            choice = self.server.choose("audio", schedule=PowerLaw(fields.gamma(given["gamma"], "session.gamma")))
+            target["transcription"]["delay"] = None
+        if choice is not None:
+            target["transcription"].update(dial_of(choice))
         self.session, self.rate = session, target["format"]["rate"]
-        if gamma is not None and gamma != self.gamma:
-            self.gamma = gamma
-            if self.open is not None:
-                self.open.feed.stream.turn(PowerLaw(gamma))
+        if choice is not None and choice != self.choice:
+            self.choice, schedule = choice, choice.schedule
+            assert not schedule.decides_while_reading  # neither γ nor a frontier names a policy
+            if self.open is not None:  # the encoder's block stays until the next item
+                self.open.feed.stream.turn(schedule)
         await self.send("transcription_session.updated" if legacy else "session.updated", session=self.session)
 
-    def _transcription(self, sound: Message, target: Message, where: str) -> float | None:
-        """Read the transcription settings into `target`; γ, if it is among them."""
+    def _transcription(self, sound: Message, target: Message, where: str) -> DialChoice | None:
+        """Read the transcription settings into `target`; the dial, if it is among them."""
         given = fields.mapping(sound, "transcription", within=where) if sound.get("transcription") is not None else {}
-        within, gamma = f"{where}transcription.", None
+        within, choice = f"{where}transcription.", None
         if given.get("model") is not None:
             fields.choice(given, "model", (self.server.served.name,), within=within)
         for name in ("language", "prompt"):
             if given.get(name) is not None:
                 target[name] = fields.string(given, name, within=within, longest=4096)
         if given.get("delay") is not None:
-            target["delay"] = fields.choice(given, "delay", tuple(DELAYS), within=within)
-            gamma = DELAYS[target["delay"]]
+            choice, target["delay"] = self._delay(given["delay"], f"{within}delay"), given["delay"]
         if given.get("gamma") is not None:
-            gamma, target["delay"] = fields.gamma(given["gamma"], f"{within}gamma"), None
-        return gamma
+            choice = self.server.choose("audio", schedule=PowerLaw(fields.gamma(given["gamma"], f"{within}gamma")))
+            target["delay"] = None
+        return choice
+
+    def _delay(self, given: Any, field: str) -> DialChoice:
+        """The setting of a delay: a number of seconds, or one of OpenAI's names."""
+        frontier = self.server.served.frontier
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            return self.server.choose("audio", lag_s=fields.number({field: given}, field, 0, MAX_LAG_S), field=field)
+        if not isinstance(given, str) or given not in DELAYS:
+            raise FieldError(field, f"{field}: expected seconds, or one of {', '.join(DELAYS)}: got {str(given)[:40]!r}")
+        return self.server.choose("audio", schedule=PowerLaw(DELAYS[given])) if frontier is None else DialChoice.of(frontier.named(given))
 
     async def append(self, event: Message) -> None:
         samples = fields.pcm(event, "audio", longest=self.server.config.max_message)
         if self.open is None:
             if len(self.writing) >= MAX_ITEMS:
                 raise FieldError("audio", f"audio: {MAX_ITEMS} items are being transcribed: wait until one is completed", "too_many_items")
-            intake = self.server.served.intake("audio", self.rate)
-            self.open = AudioItem(f"item_{secrets.token_hex(12)}", Feed(self.server, intake, self.gamma))
+            intake = self.server.served.intake("audio", self.rate, self.choice.setting)
+            self.open = AudioItem(f"item_{secrets.token_hex(12)}", Feed(self.server, intake, self.choice.setting))
             self.writing[self.open] = asyncio.create_task(self.write(self.open))
         await self.open.feed.send(samples, within_s=ROOM_S)
 
@@ -221,6 +233,11 @@ class RealtimeSession:
         for item in self.writing:
             item.feed.close()
         await cancel(*self.writing.values())
+
+
+def dial_of(choice: DialChoice) -> Message:
+    """The dial as a session shows it: γ, and the measured lag of its setting, if it is of the frontier."""
+    return {"gamma": choice.schedule.gamma_or_none, "lag_s": None if choice.point is None else choice.point.reported.lag_s}
 
 
 class RealtimeTransport(Transport):

@@ -91,9 +91,11 @@ class SimulEvalTransport(Transport):
     def _begin(self) -> Feed:
         if "audio" not in self.server.served.kinds:
             raise FieldError("data_type", f"data_type: {self.server.served.name} does not take audio")
-        assert self.server.served.encoder is not None
-        intake, seat = AudioIntake(self.server.served.encoder, floats=True), self.server.take_seat()
-        self._words, self._feed = Words(), Feed(self.server, intake, self.server.config.gamma, timed=False, seat=seat)
+        setting = self.server.choose("audio").setting
+        encoder = self.server.served.encoder_for(setting)
+        assert encoder is not None
+        intake, seat = AudioIntake(encoder, floats=True), self.server.take_seat()
+        self._words, self._feed = Words(), Feed(self.server, intake, setting, timed=False, seat=seat)
         return self._feed
 
     async def output(self, request: Request) -> Response:

@@ -14,6 +14,7 @@ import math
 import secrets
 import struct
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
@@ -21,8 +22,8 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from zendaya.records import Event
-from zendaya.runtime.options import DecodeOptions, Voice
-from zendaya.schedule import PowerLaw
+from zendaya.runtime.frontier import DialChoice
+from zendaya.runtime.options import Voice
 from zendaya.serve import fields
 from zendaya.serve.config import ServeConfig
 from zendaya.serve.connection import BAD_HELLO, GONE, LEFT, NO_HELLO, OVERRUN, TAKEN_OVER, UNKNOWN, WRONG_TOKEN, WebSocketConnection
@@ -37,7 +38,7 @@ HEAD = struct.Struct("<Q")  # the head of a binary message: its number
 ID = r"[A-Za-z0-9_-]{1,64}"
 TOKEN = r"[A-Za-z0-9_-]{16,128}"
 RESUME = ("type", "session", "token", "received")
-OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "window_s", "patience_s", "voice", "live", "received")
+OPEN = ("type", "session", "token", "source", "rate", "gamma", "policy", "lag_s", "window_s", "patience_s", "voice", "live", "received")
 PARTING_S = 1.0  # seconds for which a broken connection is still read: the client's close code may come
 PATH = "/v1/stream"
 
@@ -101,6 +102,7 @@ class ResumableSession:
     seat: Seat
     log: EventLog
     kind: Kind
+    choice: DialChoice
     connection: WebSocketConnection | None
     stream: Stream = field(init=False)
     received: int = 0  # number of the last message accepted
@@ -212,7 +214,7 @@ class WebSocketTransport(Transport):
         session: ResumableSession | None = None
         try:
             connection = await WebSocketConnection.accept(websocket, self.server.config.slow_s)
-            session = await self._greet(connection, seat)
+            session = await self._greet(connection, seat, websocket.query_params)
             if seat is not None and session.seat is not seat:
                 seat.free()  # the resumed session has its own
             seat = None
@@ -239,8 +241,8 @@ class WebSocketTransport(Transport):
                 else:  # its client may reconnect
                     session.expiry = asyncio.get_running_loop().call_later(self.server.config.orphan_s, self.forget, session)
 
-    async def _greet(self, connection: WebSocketConnection, seat: Seat | None) -> ResumableSession:
-        """Read the first message: open a session, or resume one."""
+    async def _greet(self, connection: WebSocketConnection, seat: Seat | None, query: Mapping[str, str]) -> ResumableSession:
+        """Read the first message: open a session, or resume one; `lag_s` of the query counts where the message has no dial."""
         try:
             first = await asyncio.wait_for(connection.receive(), self.server.config.hello_s)
         except asyncio.TimeoutError:
@@ -260,6 +262,8 @@ class WebSocketTransport(Transport):
                 raise HangUpError(UNKNOWN, "unknown_session", "session", "session: unknown or expired: open a new one")
             if seat is None:
                 raise HangUpError(UNKNOWN, "unknown_session", "session", "session: the one in the address has ended: connect again")
+            if "lag_s" in query and not {"gamma", "policy", "lag_s"} & hello.keys():
+                hello["lag_s"] = fields.from_text(query["lag_s"], "lag_s")
             return await self._open(hello, name, token, connection, seat)
         except FieldError as error:
             raise HangUpError(BAD_HELLO, error.code, error.field, str(error)) from None
@@ -288,14 +292,15 @@ class WebSocketTransport(Transport):
         served, config = self.server.served, self.server.config
         kind = cast("Kind", fields.choice(hello, "source", KINDS, served.kinds[0]))
         rate = fields.number(hello, "rate", 0.001, 1e6) if "rate" in hello else None
-        schedule = fields.dial(hello) or PowerLaw(config.gamma)
-        options = DecodeOptions(
-            schedule=schedule, window_s=fields.number(hello, "window_s", 0.02, 3600) if "window_s" in hello else None,
+        choice = self.server.choose(kind, schedule=fields.dial(hello), lag_s=fields.lag_s(hello))
+        options = choice.setting.options(
+            window_s=fields.number(hello, "window_s", 0.02, 3600) if "window_s" in hello else None,
             patience_s=fields.number(hello, "patience_s", 0, 3600) if "patience_s" in hello else math.inf,
             voice=cast("Voice", fields.choice(hello, "voice", get_args(Voice), config.voice)),
         )  # fmt: skip
-        session = ResumableSession(name, token, seat, EventLog(config.max_events), kind, connection)
-        session.stream = self.server.hub.open(served.intake(kind, rate), options, session.on_notes, live=fields.flag(hello, "live"))
+        session = ResumableSession(name, token, seat, EventLog(config.max_events), kind, choice, connection)
+        intake = served.intake(kind, rate, choice.setting)
+        session.stream = self.server.hub.open(intake, options, session.on_notes, live=fields.flag(hello, "live"))
         self.sessions[name] = session
         try:
             while not (session.opened or session.log.final):
@@ -308,7 +313,7 @@ class WebSocketTransport(Transport):
             problem = json.loads(session.log.events[-1][1])
             self.forget(session)
             raise HangUpError(BAD_HELLO, problem["code"], "open", f"open: {problem['message']}")
-        LOG.info("session opened", extra={"event": "session_open", "session": name, "source": kind, "schedule": str(schedule)})
+        LOG.info("session opened", extra={"event": "session_open", "session": name, "source": kind, "setting": str(choice.setting)})
         return session
 
     async def _serve(self, connection: WebSocketConnection, session: ResumableSession) -> None:
@@ -320,6 +325,7 @@ class WebSocketTransport(Transport):
             "type": "opened", "session": session.id, "token": session.token, "model": served.name, "source": session.kind,
             "schedule": str(session.stream.options.schedule), "window_tokens": session.stream.window_tokens,
             "tokens_per_s": traits.tokens_per_s, "dim": traits.dim, "received": acknowledged, "max_message": config.max_message,
+            **self.server.dial_facts(session.kind, session.choice),
         }  # fmt: skip
         await connection.send({**opened, "max_unread": config.max_unread})
         session.log.changed.set()
@@ -433,11 +439,13 @@ class WebSocketTransport(Transport):
         try:
             if stream.ended:
                 raise FieldError("type", f"type: {type_} after the end of the source: open a new session", "ended")
-            fields.known(message, ("type", "seq", "gamma", "policy") if type_ == "turn" else ("type", "seq"))
+            fields.known(message, ("type", "seq", "gamma", "policy", "lag_s") if type_ == "turn" else ("type", "seq"))
             if type_ == "turn":
-                schedule = fields.dial(message)
+                schedule, lag_s = fields.dial(message), fields.lag_s(message)
+                if lag_s is not None:  # the schedule of its setting; the encoder's block stays as it was opened
+                    schedule = self.server.choose(session.kind, lag_s=lag_s).schedule
                 if schedule is None or schedule.decides_while_reading:
-                    raise FieldError("gamma", "gamma: expected gamma, or a schedule (wait-k=10, full) as policy")
+                    raise FieldError("gamma", "gamma: expected gamma, lag_s, or a schedule (wait-k=10, full) as policy")
                 stream.turn(schedule, number)
             elif type_ == "flush":
                 stream.flush(number)

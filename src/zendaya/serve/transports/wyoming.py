@@ -13,6 +13,7 @@ from typing import Any
 
 import zendaya
 from zendaya.errors import ConfigError
+from zendaya.schedule import PowerLaw
 from zendaya.serve import fields
 from zendaya.serve.config import ServeConfig, bind, in_url, is_loopback
 from zendaya.serve.fields import FieldError, Message
@@ -80,7 +81,7 @@ class _WyomingConnection:
         self.server, self._reader, self._writer = server, reader, writer
         self._feed: Feed | None = None
         self._task: asyncio.Task[None] | None = None
-        self._gamma = server.config.gamma
+        self._gamma: float | None = None
 
     def end(self) -> None:
         """End the source, or the connection if it has none."""
@@ -144,7 +145,7 @@ class _WyomingConnection:
         elif type_ == "ping":
             await self.send("pong", {"text": data.get("text")})
         elif type_ == "transcribe":
-            self._gamma = fields.gamma(data["gamma"]) if "gamma" in data else self.server.config.gamma
+            self._gamma = fields.gamma(data["gamma"]) if "gamma" in data else None
         elif type_ == "audio-start":
             await self._begin(data)
         elif type_ == "audio-chunk":
@@ -164,10 +165,11 @@ class _WyomingConnection:
     async def _begin(self, data: Message) -> None:
         fields.integer(data, "width", 2, 2)
         fields.integer(data, "channels", 1, 1)
-        intake = self.server.served.intake("audio", fields.integer(data, "rate", 8000, 48_000))
+        setting = self.server.choose("audio", schedule=None if self._gamma is None else PowerLaw(self._gamma)).setting
+        intake = self.server.served.intake("audio", fields.integer(data, "rate", 8000, 48_000), setting)
         self.close()
         try:
-            self._feed = Feed(self.server, intake, self._gamma, seat=self.server.take_seat())
+            self._feed = Feed(self.server, intake, setting, seat=self.server.take_seat())
         except NoSeatError as error:
             raise FieldError("audio-start", f"audio-start: {error}: retry in {RETRY_S} s", "full") from None
         self._task = asyncio.create_task(self._write(self._feed))
