@@ -102,7 +102,7 @@ class Event:
 
     window_index: int
     step: int
-    """From 1 within the window."""
+    """From 1 within the window; after the words that it took over, where it overlaps the one before."""
     token: int
     text: str
     horizon: int
@@ -112,7 +112,7 @@ class Event:
     predicted_steps: int
     """N̂ of the window."""
     last: bool
-    """Whether the window's text ends here."""
+    """Whether the window's text ends here; that of a window that slides goes on in the next one."""
     gamma: float | None = None
     """γ of the window where the model chose it, before its first step; None where the schedule was given."""
     skipped_steps: int = 0
@@ -128,7 +128,7 @@ class Event:
     read_s: float = 0.0
     """The end of the last source token that the step read, in seconds of the source; 0 where its rate is not known."""
     spoken_s: float = 0.0
-    """About when it was spoken: W/N̂ source tokens per step, and no later than `read_s`."""
+    """About when it was spoken, no later than `read_s`: W/N̂ source tokens per step; where windows overlap, what it attended to most."""
 
     @property
     def policy_lag_s(self) -> float:

@@ -211,6 +211,31 @@ def test_rows_are_truncated_and_clones_are_independent():
     assert results[0][1:] == results[1][1:] == (4, 5, 4, 20)
 
 
+@pytest.mark.parametrize("source_layers", [0, 2])
+@pytest.mark.parametrize("precision", ["torch", "float32", "int8"])
+def test_withdrawn_source_leaves_the_bits_of_a_fresh_read(precision, source_layers):
+    made = decoder(source_layers=source_layers)
+    engine = TorchEngine(made) if precision == "torch" else NativeEngine(made, precision=precision)
+    source_TE, other_TE = tokens(made.config, 40), tokens(made.config, 40, seed=1)
+    with torch.inference_mode():
+        for kept, unreadable in itertools.product((0, 5, 16, 21, 38), (False, True)):
+            cache = engine.start()
+            wrong_TE = other_TE.clone()
+            wrong_TE[35:] = torch.nan if unreadable else wrong_TE[35:]
+            engine.read(cache, torch.cat([source_TE[:kept], wrong_TE[kept:39]])[None])
+            before = engine.prefill(cache, torch.tensor([[1, 2]]), min(kept, 5))
+            cache.keep_source(kept)
+            assert cache.num_source <= kept
+            assert cache.num_rows == 2
+            cache.keep_source(40)
+            engine.read(cache, source_TE[None, cache.num_source :])
+            after = engine.step(cache, torch.tensor([3]), 40)
+            fresh = engine.start()
+            engine.read(fresh, source_TE[None])
+            assert torch.equal(engine.prefill(fresh, torch.tensor([[1, 2]]), min(kept, 5)), before)
+            assert torch.equal(engine.step(fresh, torch.tensor([3]), 40), after)
+
+
 def test_later_calls_do_not_change_logits_in_use():
     engine = NativeEngine(decoder(), threads=1)
     caches = [engine.start() for _ in range(3)]

@@ -26,6 +26,7 @@ from zendaya.runtime.pipeline import Pipeline, SourceEncoder, resolve
 from zendaya.runtime.policies.base import Policy
 from zendaya.runtime.session import Session
 from zendaya.runtime.voice import GateStep, VoiceGate
+from zendaya.runtime.window import Window
 from zendaya.runtime.writers import ScheduleWriter
 from zendaya.schedule import IntArray, Ints, Learned, PowerLaw, Schedule
 from zendaya.sources.media import SAMPLE_RATE, Samples
@@ -117,8 +118,8 @@ class _PeekingWriter(ScheduleWriter):
 class _PeekingSession(Session):
     """A session whose steps are held by what they may not read."""
 
-    def _begin_window(self, index: int, start: int) -> None:
-        super()._begin_window(index, start)
+    def _enter(self, window: Window) -> None:
+        super()._enter(window)
         self._writer.__class__ = _PeekingWriter
 
 

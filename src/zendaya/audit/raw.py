@@ -116,6 +116,8 @@ def audit_to_text(
 
     `open_session` opens a session without a clock, as `lambda: model.open(PowerLaw(0.5))`; its schedule changes at the moments of `turns`.
     """
+    if encoder.traits.revise_tokens:
+        raise ConfigError(f"audit: {encoder.traits.name} gives tokens again: audit the whole pipeline, by audit_pipeline")
     trials = _Trials(encoder, raw, arrivals, cuts_s, num_cuts, seed)
 
     def written(tokens: Tokens, until_s: float) -> list[Event]:
@@ -194,6 +196,10 @@ class _Trials:
         self.reference = self._encode(raw, until_s=np.inf, finish=True)
         self.cuts_s = sorted(self._draw(num_cuts) if cuts_s is None else map(float, cuts_s))
 
+    def _blocks(self, state: Any, raw: Any) -> Iterator[Tokens]:
+        """The tokens that a chunk completes; only an encoder that revises them gives its blocks one by one."""
+        return self.encoder.blocks(state, raw) if self.encoder.traits.revise_tokens else iter([self.encoder.read(state, raw)])
+
     def _draw(self, num_cuts: int) -> list[float]:
         early_s = self.reference.arrival_s[self.reference.arrival_s < self.ends_s[-1]]
         # An arrival is the sharpest cut: one sample more, and the token may differ.
@@ -215,14 +221,16 @@ class _Trials:
         try:
             while first < len(raw) and not (parts and len(parts[-1]) and parts[-1].arrival_s[-1] > until_s):
                 count = int(self.generator.integers(1, self.longest + 1))
-                parts.append(self.encoder.read(state, raw[first : first + count]))
+                parts += self._blocks(state, raw[first : first + count])
                 first += count
             if finish:
                 parts.append(self.encoder.finish(state))
         except SourceError:
             if not broken:
                 raise
-        tokens = Tokens.join(parts, self.encoder.traits.dim)
+        # What was given is compared, not what became of it: a token that is revised later was read as it was.
+        own = [dataclasses.replace(part, revised=part.revised if self.own else 0) for part in parts]
+        tokens = Tokens.join(own, self.encoder.traits.dim)
         return Tokens(tokens.values_TE, np.arange(1, len(tokens) + 1) / self.encoder.traits.tokens_per_s) if self.own else tokens
 
 

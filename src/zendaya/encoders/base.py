@@ -49,7 +49,7 @@ class Traits:
     block_tokens: int = 1
     """Source tokens that arrive together."""
     revise_tokens: int = 0
-    """Source tokens before a block that are given again with it, encoded from more context."""
+    """Most source tokens that are given again with a block, encoded from more context."""
 
     def __post_init__(self) -> None:
         if self.modality not in get_args(Modality):

@@ -246,7 +246,8 @@ class WhisperBlocks(Encoder[Samples, BlockState]):
         return Traits(
             name=name, modality="audio", dim=self.encoder.config.d_model, tokens_per_s=SAMPLE_RATE / TOKEN / self.pool,
             look_back_s=(self.span - self.pool) * token_s, look_ahead_s=(self.block - 1) * token_s + AHEAD / SAMPLE_RATE, live=True,
-            block_tokens=max(1, self.block // self.pool), revise_tokens=self.revise,
+            block_tokens=max(1, self.block // self.pool),
+            revise_tokens=max(self.revise, self._longest_overlap if self.overlap else 0),
         )  # fmt: skip
 
     def digest(self) -> str:

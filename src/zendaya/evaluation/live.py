@@ -48,9 +48,9 @@ class Played:
 def state_drops(event: Event | None, source: SourceEncoder) -> set[float]:
     """The edges that a moment of a stream shows: seconds of the source at which decoder or encoder state was dropped.
 
-    Those known are where windows begin and where the encoder's context begins; add other kinds here.
+    Those known are where windows begin, where the encoder's context begins, and the moment at which it slid; add other kinds here.
     """
-    found = {source.context_start_s}
+    found = {source.context_start_s, source.slid_s or 0.0}
     if event is not None:
         found.add(event.window_start / source.encoder.traits.tokens_per_s)
     return found - {0.0}

@@ -249,7 +249,7 @@ class Feed:
 
 
 class Transcript:
-    """The text of events, in pieces that add up to it: no blank before the first, one between windows.
+    """The text of events, in pieces that add up to it: no blank before the first, one between windows that do not overlap.
 
     >>> transcript, at = Transcript(), (1, 1, 2, False)
     >>> "|".join(map(transcript.add, [Event(0, 1, 5, " Good", *at), Event(0, 2, 6, " day", *at), Event(1, 1, 7, "sir", *at)]))
@@ -258,13 +258,15 @@ class Transcript:
 
     def __init__(self) -> None:
         self.text = ""
-        self._window = 0
+        self._window, self._begins = 0, False
 
     def add(self, event: Event) -> str:
         piece = event.text if self.text else event.text.lstrip()
-        if piece and event.window_index != self._window and self.text and not self.text[-1].isspace() and not piece[0].isspace():
+        if event.window_index != self._window:
+            self._window, self._begins = event.window_index, self._begins or event.step == 1
+        if piece and self._begins and self.text and not self.text[-1].isspace() and not piece[0].isspace():
             piece = " " + piece
         if piece:
-            self._window = event.window_index
+            self._begins = False
         self.text += piece
         return piece

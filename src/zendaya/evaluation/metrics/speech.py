@@ -107,10 +107,13 @@ class SpeechCounts:
 
 
 def written_words(events: Iterable[Event]) -> list[WrittenWord]:
-    """The words of a stream, each with the times of the token that wrote its last letter; a word ends with its window."""
+    """The words of a stream, each with the times of the token that wrote its last letter; a word ends with its window.
+
+    A window that took over words of the one before, whose steps so begin after 1, goes on with the last of them.
+    """
     found, text, last, window = list[WrittenWord](), "", None, -1
     for event in events:
-        for letter in (" " if event.window_index != window else "") + event.text:
+        for letter in (" " if event.window_index != window and event.step == 1 else "") + event.text:
             if not letter.isspace():
                 last = event if last is None or letter.isalnum() else last
                 text += letter

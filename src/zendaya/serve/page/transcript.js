@@ -4,6 +4,9 @@ import { toCues, toSrt, toVtt } from "./subtitles.js";
 
 const RECENT = 16; // words over which the lag is averaged
 
+// Whether an event begins the text of a window; a window that overlaps the one before goes on with its text, after step 1.
+const beginsText = (before, event) => before.windowIndex !== event.windowIndex && event.step === 1;
+
 export class Transcript {
   constructor() {
     this.model = "";
@@ -57,7 +60,7 @@ export class Transcript {
     this.sinceTurn.read += event.effectiveHorizon;
     if (!event.text) return null;
     let word = this.words.at(-1);
-    const begins = !word || /^\s/u.test(event.text) || before?.last || before.windowIndex !== event.windowIndex;
+    const begins = !word || /^\s/u.test(event.text) || before?.last || beginsText(before, event);
     if (begins) {
       word = { index: this.words.length, text: "", schedule: this.schedule };
       this.words.push(word);
@@ -85,7 +88,7 @@ export class Transcript {
   get text() {
     const lines = [];
     for (const [index, event] of this.events.entries()) {
-      if (index === 0 || this.events[index - 1].last || this.events[index - 1].windowIndex !== event.windowIndex) lines.push("");
+      if (index === 0 || this.events[index - 1].last || beginsText(this.events[index - 1], event)) lines.push("");
       lines[lines.length - 1] += event.text;
     }
     return lines

@@ -214,11 +214,12 @@ def _cues(events: list[Event]) -> list[Cue]:
 
 
 def _segments(pieces: list[tuple[Event, str]], rate: float) -> list[dict[str, Any]]:
-    """One segment per window."""
+    """One segment per window; one that overlaps the window before begins where that one's text ends."""
     found = list[dict[str, Any]]()
     for event, piece in pieces:
         if not found or found[-1]["id"] != event.window_index:
-            found.append({"id": event.window_index, "seek": 0, "start": event.window_start / rate, "end": 0.0, "text": "", "tokens": []})
+            start = max(event.window_start / rate, found[-1]["end"] if found and event.step > 1 else 0.0)
+            found.append({"id": event.window_index, "seek": 0, "start": start, "end": 0.0, "text": "", "tokens": []})
         found[-1]["text"] += piece
         found[-1]["tokens"].append(event.token)
         found[-1]["end"] = max(found[-1]["end"], event.read_s)
