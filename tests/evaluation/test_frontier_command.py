@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-from zendaya import Model
 from zendaya.cli.frontier import frontier as command
 from zendaya.cli.frontier import print_frontier
 from zendaya.data.corpora.registry import read
