@@ -19,7 +19,7 @@ from zendaya.runtime.policies.alignatt import AlignAtt
 from zendaya.runtime.policies.local_agreement import LocalAgreement
 
 ENGINES = ["torch", pytest.param("native", marks=pytest.mark.skipif(missing() is not None, reason=f"no native engine: {missing()}"))]
-SCHEDULES = [PowerLaw(0.7), PowerLaw(1, head=WINDOW, hold=6), AlignAtt(4), LocalAgreement()]
+SCHEDULES = [PowerLaw(0.7), PowerLaw(1, head=WINDOW, hold=6), AlignAtt(30), LocalAgreement()]
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ class Overlap(NamedTuple):
     tokens: int = 0
     """Source tokens that it began with."""
     floor: int = 0
-    """The largest horizon of the words, and the least of the next step."""
+    """The least horizon of the next step: the largest of the words, and of a step that was tried and held."""
 
 
 class Window:

@@ -71,6 +71,8 @@ class Writer(Protocol):
     """Steps of the schedule that passed without a token."""
     floor: int
     """The least horizon of the next step: horizons never decrease."""
+    tried: int
+    """The largest horizon of a row that was run, written or withdrawn: where the window slides, the next step reads at least as far."""
     gamma: float | None
     """γ where the model chose it."""
 
@@ -90,7 +92,7 @@ class ScheduleWriter:
 
     def __init__(self, context: WriterContext, schedule: Schedule) -> None:
         self.context, self.schedule = context, schedule
-        self.steps, self.skipped, self.floor = 0, 0, context.window.overlap.floor
+        self.steps, self.skipped, self.floor, self.tried = 0, 0, context.window.overlap.floor, 0
         self.gamma: float | None = None
         self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
         self._held = 0  # the horizon at which a held step is tried next
@@ -117,7 +119,7 @@ class ScheduleWriter:
             effective = min(horizon, window.arrived)
             tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most or window.slides else None
             logits_V = yield RowRequest(context.next_ids(), effective, is_step=True, tap=tap)
-            token = context.rules.choose(logits_V, window.written)
+            token, self.tried = context.rules.choose(logits_V, window.written), max(self.tried, effective)
             whole = window.complete and (effective == window.width or horizon > window.arrived)
             waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
@@ -209,7 +211,7 @@ class PolicyWriter:
     """Asks a policy each time a chunk of source has arrived, and writes what it says."""
 
     gamma: float | None = None
-    skipped = 0
+    skipped = tried = 0  # each row of a new window reads all that has arrived
 
     def __init__(self, context: WriterContext, policy: Policy) -> None:
         self.context, self.policy = context, policy
