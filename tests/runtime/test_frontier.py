@@ -9,6 +9,7 @@ from zendaya import DecodeOptions, Model, PowerLaw
 from zendaya.encoders.whisper import WhisperBlocks
 from zendaya.errors import CheckpointError, ConfigError
 from zendaya.nn.checkpoint import WEIGHTS, read_checkpoint, stated_digest
+from zendaya.nn.presets import preset
 from zendaya.runtime.frontier import FRONTIER, DialChoice, choose_setting, frontier_path, read_frontier, undominated
 from zendaya.runtime.setting import LiveSetting
 
@@ -93,6 +94,22 @@ def test_one_function_chooses(frontier, frontier_of):
     assert choose_setting(slow).point == slow.points[0]  # 1 s is out of reach: the closest
     with pytest.raises(ConfigError, match="lag_s: this model has no measured frontier: give gamma, or measure one"):
         choose_setting(None, lag_s=1.0, option="lag_s")
+
+
+def test_models_without_a_frontier_have_defaults():
+    fixed = preset("tiny")
+    sliding = dataclasses.replace(fixed, window_tokens=120, overlap_tokens=40, history=False)
+    assert choose_setting(None, config=fixed).schedule == PowerLaw(0.5)
+    assert choose_setting(None, config=sliding).schedule == PowerLaw(1, head=120, hold=25)
+    assert choose_setting(None, config=sliding, schedule=PowerLaw(0.5)).schedule == PowerLaw(0.5)
+
+
+def test_nobody_waits_for_a_whole_recording(frontier):
+    sliding = dataclasses.replace(preset("tiny"), window_tokens=120, overlap_tokens=40, history=False)
+    assert choose_setting(frontier, whole=True).point == frontier.points[-1]
+    assert choose_setting(frontier, lag_s=2.0, whole=True).point == frontier.points[2]
+    assert choose_setting(frontier, schedule=PowerLaw(1), whole=True).schedule == PowerLaw(1)
+    assert choose_setting(None, config=sliding, whole=True).schedule == PowerLaw(0)
 
 
 def test_a_file_is_read_as_it_was_written(folder, frontier):

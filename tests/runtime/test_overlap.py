@@ -149,6 +149,38 @@ def test_no_step_is_written_on_the_edge_of_a_full_window(model):
             assert event.spoken_s == pytest.approx((event.window_start + place + 1) / RATE)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.05])
+def test_a_late_step_is_written_before_its_window_slides(model, monkeypatch, gamma):
+    """A window that overlaps may slide before W tokens are in it: a step that asks for all of them is not lost."""
+    session, given = open_session(model, PowerLaw(gamma)), parts()
+    monkeypatch.setattr(AttentionTap, "most_attended", lambda tap: min(2 * len(session._window.written), tap.mean().shape[0] - 1))
+    fulls, found = {0: WINDOW}, {}
+    for part in given:
+        for event in push(session, part):
+            found.setdefault(event.window_index, []).append(event)
+        fulls[session._window.index] = WINDOW - (WINDOW - session._window.overlap.tokens) % BLOCK
+    last = max(fulls)
+    assert min(fulls.values()) < WINDOW
+    assert set(range(last)) <= found.keys()
+    for index in range(last):
+        assert found[index][-1].horizon == fulls[index]
+        assert 2 * found[index][-1].step >= fulls[index] - EDGE_TOKENS - 2  # up to the edge, beyond which the next one writes
+
+
+def test_a_hold_of_the_whole_window_needs_no_length(model):
+    held, given = PowerLaw(1, head=WINDOW, hold=6), parts()
+    assert model.length is not None
+    fixed = play(open_session(model, held, steps=model.config.max_steps), given)
+    assert play(open_session(model, held, steps=None), given) == fixed
+    session = open_session(model, held, steps=None)
+    events = [event for part in given[:6] for event in push(session, part)]
+    session.set_schedule(PowerLaw(1))
+    events += [event for part in given[6:] for event in push(session, part)]
+    steps = [event.predicted_steps for event in events if not event.schedule and event.window_index == 0]
+    assert steps[0] == model.config.max_steps
+    assert steps[-1] < model.config.max_steps  # from the length head, within the window
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_a_cut_completes_a_window_that_slides(model, schedule):
     given, session = parts(total=80), open_session(model, schedule)

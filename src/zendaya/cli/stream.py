@@ -20,7 +20,9 @@ from zendaya.records import option
 from zendaya.runtime.options import Backend, Cut, Precision, Voice
 
 if TYPE_CHECKING:
-    from zendaya.encoders.base import Traits
+    from zendaya.encoders.base import Encoder, Traits
+    from zendaya.nn.config import ModelConfig
+    from zendaya.nn.model import Model
     from zendaya.records import Event
     from zendaya.runtime.frontier import DialChoice, Frontier
     from zendaya.runtime.pipeline import Pipeline
@@ -121,27 +123,36 @@ def stream(
     options = dataclasses.replace(options, source=source)
     if options.is_file:
         check_exists(source, "a recording or a video")
-    _run(options, *_choice(options), _subtitles(options))
+    frontier = _frontier(options)
+    _choice(options, frontier)  # a bad dial is told before a model is loaded
+    _run(options, frontier, _subtitles(options))
 
 
-def _choice(options: StreamOptions) -> tuple[DialChoice, Frontier | None]:
-    """The setting that was asked for, and the frontier that the keys turn through."""
-    from zendaya.runtime.frontier import choose_setting, read_frontier
+def _frontier(options: StreamOptions) -> Frontier | None:
+    """What the keys turn through: a frontier is measured with the model's own encoder."""
+    from zendaya.runtime.frontier import read_frontier
 
-    schedule = options.schedule
-    # A frontier is measured with the model's own encoder.
-    frontier = read_frontier(options.model) if schedule is None and options.encoder is None else None
-    return choose_setting(frontier, schedule=schedule, lag_s=options.lag_s), frontier
+    return read_frontier(options.model) if options.schedule is None and options.encoder is None else None
 
 
-def _run(options: StreamOptions, choice: DialChoice, frontier: Frontier | None, subtitles: Subtitles) -> None:
+def _choice(options: StreamOptions, frontier: Frontier | None, config: ModelConfig | None = None) -> DialChoice:
+    """The setting that was asked for, or the default of the model with this config."""
+    from zendaya.runtime.frontier import choose_setting
+
+    return choose_setting(frontier, schedule=options.schedule, lag_s=options.lag_s, config=config, whole=not options.live)
+
+
+def _run(options: StreamOptions, frontier: Frontier | None, subtitles: Subtitles) -> None:
     """Open the source and the model, and caption the one by the other."""
     from zendaya.cli.terminal import LagKeys, Screen, caption
+    from zendaya.runtime.loading import load_live
     from zendaya.sources.live import Clock
 
     _check_source(options)
     clock, heard_s = Clock(), 0.0
-    pipeline = _pipeline(options, choice, clock)
+    model, encoder = load_live(options.model, options.encoder)
+    choice = _choice(options, frontier, model.config)
+    pipeline = _pipeline(options, choice, model, encoder, clock)
     lags = None if frontier is None or choice.point is None else LagKeys(frontier, choice.point)
     source, screen = _arrivals(options, pipeline, clock), Screen(sys.stdout, sys.stderr, plain=options.as_json)
 
@@ -195,12 +206,11 @@ def _chunks(options: StreamOptions, traits: Traits) -> Iterator[tuple[Any, float
     return ((chunk.samples, chunk.start_s, chunk.end_s) for chunk in found)
 
 
-def _pipeline(given: StreamOptions, choice: DialChoice, clock: Clock) -> Pipeline:
+def _pipeline(given: StreamOptions, choice: DialChoice, model: Model, encoder: Encoder[Any, Any], clock: Clock) -> Pipeline:
     """The model with its encoder, as the setting and the options ask."""
-    from zendaya.runtime.loading import as_trained, gamma_warning, load_live
+    from zendaya.runtime.loading import as_trained, gamma_warning
     from zendaya.runtime.pipeline import Pipeline
 
-    model, encoder = load_live(given.model, given.encoder)
     schedule = as_trained(choice.schedule, given.model)
     if model.config.length == "fix" and not schedule.decides_while_reading and schedule.needs_length:
         say("this model's length head reads a whole window first: text comes one window at a time (train its inf form)")

@@ -17,6 +17,7 @@ from zendaya.errors import ConfigError, ZendayaError
 from zendaya.files import write_atomically
 from zendaya.nn.adapter import ADAPTER
 from zendaya.nn.checkpoint import WEIGHTS, stated_digest
+from zendaya.nn.config import ModelConfig
 from zendaya.records import check_record, read_record
 from zendaya.runtime.loading import weights_path
 from zendaya.runtime.policies import Policy
@@ -28,7 +29,9 @@ FRONTIER = "frontier.json"
 DEFAULT_LAG_S = 1.0
 """The lag of a user who gives no dial, where the model has a frontier."""
 DEFAULT_GAMMA = 0.5
-"""The dial of a user who gives none, where it has none."""
+"""The dial of a user who gives none, where it has none and its windows do not slide."""
+DEFAULT_HOLD = 25
+"""Newest source tokens, 0.5 s of speech, that no word may lean on: the default where windows slide."""
 MAX_LAG_S, MAX_WER = 3600.0, 1e6
 DELAYS = ("minimal", "low", "medium", "high", "xhigh")
 """OpenAI's names of delays, from fast to slow."""
@@ -204,16 +207,31 @@ class DialChoice:
 
 
 def choose_setting(
-    frontier: Frontier | None, *, schedule: Schedule | Policy | None = None, lag_s: float | None = None, option: str = "--lag"
-) -> DialChoice:
-    """The setting of a stream, for every entrance: by a schedule, else by a lag, else the default of the frontier, else γ = 0.5."""
+    frontier: Frontier | None, *, schedule: Schedule | Policy | None = None, lag_s: float | None = None, option: str = "--lag",
+    config: ModelConfig | None = None, whole: bool = False,
+) -> DialChoice:  # fmt: skip
+    """The setting of a stream, for every entrance: by a schedule, else by a lag, else the default of the frontier, else of the model.
+
+    `whole`: a recording is read as fast as it goes. Nobody waits for its words, and the default is the most accurate setting.
+    """
     if schedule is not None:
         return DialChoice(LiveSetting(schedule, {}, {}))
     if lag_s is not None and frontier is None:
         raise ConfigError(f"{option}: this model has no measured frontier: give gamma, or measure one with `zendaya frontier MODEL FOLDER`")
     if frontier is None:
-        return DialChoice(LiveSetting(PowerLaw(DEFAULT_GAMMA), {}, {}))
-    return DialChoice.of(frontier.default if lag_s is None else frontier.at(lag_s, option))
+        return DialChoice(LiveSetting(_unmeasured(config, whole=whole), {}, {}))
+    if lag_s is not None:
+        return DialChoice.of(frontier.at(lag_s, option))
+    return DialChoice.of(frontier.points[-1] if whole else frontier.default)
+
+
+def _unmeasured(config: ModelConfig | None, *, whole: bool) -> Schedule:
+    """The default of a model without a frontier: where windows slide, each word once it is heard."""
+    if whole:
+        return PowerLaw(0.0)
+    if config is None or not config.overlap_tokens:
+        return PowerLaw(DEFAULT_GAMMA)
+    return PowerLaw(1.0, head=config.window_tokens, hold=DEFAULT_HOLD)
 
 
 def _rounded_up(seconds: float) -> float:

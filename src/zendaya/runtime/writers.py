@@ -53,9 +53,14 @@ class WriterContext:
 
     def at_edge(self, place: int) -> bool:
         """Whether a source token is among the last that a window will hold, so that its right context comes with the next one."""
-        window, block = self.window, self.input.block
-        full = window.width - (window.width - window.overlap.tokens) % block
-        return window.slides and not window.complete and place >= full - EDGE_TOKENS
+        return self.window.slides and not self.window.complete and place >= self.full - EDGE_TOKENS
+
+    @property
+    def full(self) -> int:
+        """Source tokens that the window will hold at most: one that slides does so before a block that has no room in it."""
+        window = self.window
+        whole = not window.slides or window.complete
+        return window.width if whole else window.width - (window.width - window.overlap.tokens) % self.input.block
 
     def next_ids(self) -> Sequence[int]:
         """The rows before the next step: the last token written, or the prompt at a window's beginning."""
@@ -97,6 +102,7 @@ class ScheduleWriter:
         self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
         self._held = 0  # the horizon at which a held step is tried next
         self._resume = 0  # tokens that must have arrived before a step that was put off is tried again
+        self._paced = True  # whether N̂ is the length head's
         self._gamma_index = len(context.model.config.gammas) - 1
 
     def next(self) -> Work:
@@ -114,6 +120,7 @@ class ScheduleWriter:
             most, least = (curve[place - 1] if place <= len(curve) else window.width for curve in (self._horizons, self._least))
             most = max(most, window.overlap.floor)
             horizon = min(most, max(self._held, least, self.floor))
+            horizon = horizon if self._held else min(horizon, context.full)  # a step is tried before its window slides
             if not arrivals.wait(horizon):
                 return None
             effective = min(horizon, window.arrived)
@@ -150,9 +157,11 @@ class ScheduleWriter:
             self.skipped += 1 + sum(h == horizon for h in self._horizons[place:])
 
     def turn(self, schedule: Schedule) -> None:
-        """Within the window N̂ stays, and horizons never fall below the last one (Corollary 1, along the path taken)."""
+        """Within the window a predicted N̂ stays, and horizons never fall below the last one (Corollary 1, along the path taken)."""
         self.schedule = schedule
-        if self._horizons and not schedule.learned:
+        if not self._paced and self.context.fixed_steps is None and self.context.model.length is not None:
+            self._horizons, self._least = [], []  # nobody has asked for N̂ yet
+        elif self._horizons and not schedule.learned:
             place = len(self.context.window.written) + self.skipped
             for curve, tail in zip((self._horizons, self._least), self._curves(schedule), strict=True):
                 curve[place:] = np.maximum(tail[place:], self.floor).tolist()
@@ -166,8 +175,11 @@ class ScheduleWriter:
         if schedule is None:
             return False
         buffer = self._buffer(schedule)
-        unneeded = not schedule.needs_length and int(schedule.at(1, source=window.width, steps=config.max_steps)) < buffer
-        if context.fixed_steps is not None or model.length is None or unneeded:  # a schedule without N̂ does not wait for one
+        first = int(schedule.at(1, source=window.width, steps=config.max_steps))
+        # Under a hold that may last for the whole window N̂ says only when a step is first tried, so the fastest pace will do.
+        unneeded = first < buffer if not schedule.needs_length else schedule.hold > 0 and first == window.width
+        self._paced = context.fixed_steps is None and model.length is not None and not unneeded
+        if not self._paced:  # a schedule without N̂ does not wait for one
             self.steps = context.fixed_steps or config.max_steps
         else:
             if not context.input.wait(buffer):

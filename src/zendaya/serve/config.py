@@ -53,7 +53,7 @@ class ServeConfig:
     lag_s: float | None = option(
         None, "The dial in seconds for clients that choose none; 1.0, or the closest, where the model was measured.", name="--lag"
     )
-    gamma: float | None = option(None, "γ instead: 0 … 10; models are trained up to 1.5. 0.5 where the model was not measured.")
+    gamma: float | None = option(None, "γ instead: 0 … 10; models are trained up to 1.5.")
     voice: Voice = option("auto", "Decode speech alone, found by voice activity (gate; auto for sound), or everything (off).")
     drain_s: float = option(30.0, "Seconds that streams may go on after SIGTERM.", name="--drain")
     max_message: int = 2**20  # bytes per message

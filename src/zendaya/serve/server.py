@@ -16,7 +16,7 @@ from zendaya.runtime.policies import Policy
 from zendaya.runtime.setting import LiveSetting
 from zendaya.schedule import PowerLaw, Schedule
 from zendaya.serve.config import ServeConfig
-from zendaya.serve.fields import FieldError
+from zendaya.serve.fields import DELAYS, FieldError
 from zendaya.serve.hub import Hub, StreamUpdate
 from zendaya.serve.intake import Intake, Kind, Served
 from zendaya.serve.monitoring import LOG, Gauges
@@ -137,19 +137,29 @@ class Server(Host):
         return seat
 
     def choose(
-        self, kind: Kind, *, schedule: Schedule | Policy | None = None, lag_s: float | None = None, field: str = "lag_s"
-    ) -> DialChoice:
-        """The setting of a stream: what its client asks for, else the server's own dial, else the model's; `field` is for errors."""
+        self, kind: Kind, *, schedule: Schedule | Policy | None = None, lag_s: float | None = None, field: str = "lag_s",
+        whole: bool = False,
+    ) -> DialChoice:  # fmt: skip
+        """The setting of a stream: what its client asks for, else the server's own dial, else the model's; `field` is for errors.
+
+        `whole` as in `choose_setting`.
+        """
         frontier = None if kind == "features" else self.served.frontier
         if lag_s is not None and kind == "features":
             raise FieldError(field, f"{field}: lag is measured from {self.served.kinds[0]}, not from features: give gamma")
         if schedule is None and lag_s is None:
             schedule = None if self.config.gamma is None else PowerLaw(self.config.gamma)
-            lag_s = None if frontier is None else self.config.lag_s
+            lag_s = None if frontier is None or whole else self.config.lag_s
         try:
-            return choose_setting(frontier, schedule=schedule, lag_s=lag_s, option=field)
+            config = self.served.model.config
+            return choose_setting(frontier, schedule=schedule, lag_s=lag_s, option=field, config=config, whole=whole)
         except ConfigError as error:
             raise FieldError(field, str(error)) from None
+
+    def choose_delay(self, delay: str) -> DialChoice:
+        """The setting of a delay by OpenAI's name: along the frontier, or a γ where the model was not measured."""
+        frontier = self.served.frontier
+        return DialChoice(LiveSetting(PowerLaw(DELAYS[delay]), {}, {})) if frontier is None else DialChoice.of(frontier.named(delay))
 
     def dial_facts(self, kind: Kind, choice: DialChoice | None = None) -> dict[str, Any]:
         """For clients: the frontier, what it was measured on, and the setting that was chosen from it or else would be."""

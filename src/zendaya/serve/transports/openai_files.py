@@ -18,7 +18,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from zendaya.errors import SourceError
 from zendaya.records import Event
-from zendaya.runtime.frontier import DEFAULT_GAMMA
 from zendaya.runtime.setting import LiveSetting
 from zendaya.runtime.subtitles import Cue, Cues, to_srt, to_vtt
 from zendaya.schedule import PowerLaw
@@ -91,7 +90,7 @@ async def _form(request: Request, most: int, stack: contextlib.AsyncExitStack) -
 
 @dataclass(frozen=True, kw_only=True)
 class _TranscriptionOptions:
-    gamma: float
+    setting: LiveSetting
     stream: bool
     format: str
     words: bool
@@ -109,24 +108,24 @@ def _options(server: Server, form: FormData) -> tuple[BinaryIO, _TranscriptionOp
         raise FieldError("model", f"model: expected {server.served.name}: got {given['model'][:60]!r}", "model_not_found")
     if "audio" not in server.served.kinds:
         raise FieldError("model", f"model: {server.served.name} does not take audio")
-    gamma = DEFAULT_GAMMA if server.config.gamma is None else server.config.gamma
+    choice = server.choose("audio", whole=True)
     if "delay" in given:
-        gamma = DELAYS[fields.choice(given, "delay", tuple(DELAYS))]
+        choice = server.choose_delay(fields.choice(given, "delay", tuple(DELAYS)))
     if "gamma" in given:
-        gamma = fields.gamma(fields.from_text(given["gamma"], "gamma"))
+        choice = server.choose("audio", schedule=PowerLaw(fields.gamma(fields.from_text(given["gamma"], "gamma"))))
     streamed = fields.choice(given, "stream", ("true", "false", "True", "False", "1", "0"), "false").lower() in ("true", "1")
     granularities = [value for name, value in form.multi_items() if name.startswith("timestamp_granularities")]
     return upload.file, _TranscriptionOptions(
-        gamma=gamma, stream=streamed, format=fields.choice(given, "response_format", FORMATS, "json"),
+        setting=choice.setting, stream=streamed, format=fields.choice(given, "response_format", FORMATS, "json"),
         words="word" in granularities, language=given.get("language", "en"),
     )  # fmt: skip
 
 
 async def _answer(request: Request, server: Server, form: FormData, stack: contextlib.AsyncExitStack) -> Response:
     file, options = _options(server, form)
-    encoder = server.served.encoder
+    encoder = server.served.encoder_for(options.setting)
     assert encoder is not None
-    feed = Feed(server, AudioIntake(encoder, floats=True), LiveSetting(PowerLaw(options.gamma), {}, {}), timed=False)
+    feed = Feed(server, AudioIntake(encoder, floats=True), options.setting, timed=False)
     stack.callback(feed.close)
     stack.push_async_callback(cancel, asyncio.create_task(_read_file(feed, file)))
     if options.stream:

@@ -158,12 +158,11 @@ class RealtimeSession:
 
     def _delay(self, given: Any, field: str) -> DialChoice:
         """The setting of a delay: a number of seconds, or one of OpenAI's names."""
-        frontier = self.server.served.frontier
         if isinstance(given, int | float) and not isinstance(given, bool):
             return self.server.choose("audio", lag_s=fields.number({field: given}, field, 0, MAX_LAG_S), field=field)
         if not isinstance(given, str) or given not in DELAYS:
             raise FieldError(field, f"{field}: expected seconds, or one of {', '.join(DELAYS)}: got {str(given)[:40]!r}")
-        return self.server.choose("audio", schedule=PowerLaw(DELAYS[given])) if frontier is None else DialChoice.of(frontier.named(given))
+        return self.server.choose_delay(given)
 
     async def append(self, event: Message) -> None:
         samples = fields.pcm(event, "audio", longest=self.server.config.max_message)
