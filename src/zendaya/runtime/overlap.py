@@ -11,6 +11,11 @@ from zendaya.runtime.rows import RowRequest
 EDGE_TOKENS = 25
 """Newest source tokens of a full window, 0.5 s of speech, on which no step is written: their right context is in the next window."""
 
+REWIND_TOKENS = 50
+"""A word that was heard this much before the last one, a second of speech, has been written before."""
+STALL_TOKENS = 100
+"""Source tokens of speech, 2 s, that a text may leave behind unwritten before it begins anew after its last word."""
+
 
 def first_kept(starts: Sequence[bool], places: Sequence[int], begin: int) -> int:
     """The first written token that belongs to a window from source token `begin` on: its whole words are kept or dropped.
@@ -21,7 +26,7 @@ def first_kept(starts: Sequence[bool], places: Sequence[int], begin: int) -> int
     >>> first_kept([True, False, True, True], [3, 5, 12, 14], begin=10)
     2
     >>> first_kept([True, True, True], [11, 4, 15], begin=10)
-    2
+    0
     """
     firsts = [index for index, start in enumerate(starts) if start or index == 0]
     late = [places[after - 1] >= begin for _, after in itertools.pairwise([*firsts, len(places)])]

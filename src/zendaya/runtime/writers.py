@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
-from zendaya.runtime.overlap import EDGE_TOKENS
+from zendaya.runtime.overlap import EDGE_TOKENS, REWIND_TOKENS, STALL_TOKENS, word_starts
 from zendaya.runtime.policies._view import WindowView
 from zendaya.runtime.policies.base import Policy, chosen_heads
 from zendaya.runtime.rows import DecoderRows, RowRequest
@@ -54,6 +54,16 @@ class WriterContext:
     def at_edge(self, place: int) -> bool:
         """Whether a source token is among the last that a window will hold, so that its right context comes with the next one."""
         return self.window.slides and not self.window.complete and place >= self.full - EDGE_TOKENS
+
+    def rewinds(self, token: int, place: int) -> bool:
+        """Whether a word that is to be written was heard well before the last one: it would be written for the second time."""
+        window = self.window
+        return window.slides and place < window.last_place - REWIND_TOKENS and word_starts([token], self.model.tokenizer)[0]
+
+    def stalled(self, horizon: int) -> bool:
+        """Whether there was much speech after the last word, up to a horizon, of which nothing was written: the text has lost its way."""
+        window = self.window
+        return window.slides and bool(window.written) and int(window.speech_T[window.last_place + 1 : horizon].sum()) > STALL_TOKENS
 
     @property
     def full(self) -> int:
@@ -131,7 +141,16 @@ class ScheduleWriter:
             waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
             seen = tap.most_attended() if tap is not None and window.slides else 0
-            if tap is not None and horizon < most and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
+            again = not waits and context.rewinds(token, seen)
+            if ended and again:
+                token, waits, again = config.framing.end, True, False  # what follows was written before
+            if (waits or again) and not ended and context.stalled(effective - self.schedule.hold):
+                context.rows.cache.num_rows = num_rows
+                window.begin_anew()
+                return None
+            if again:
+                self._retry(horizon, most, num_rows)
+            elif tap is not None and horizon < most and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
                 context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
                 context.rows.cost.withdrawn += 1
             elif not waits and context.at_edge(seen):
@@ -142,6 +161,17 @@ class ScheduleWriter:
                 return Choice(token, horizon, effective, seen)
             else:
                 self._put_off(place, horizon, effective, num_rows)
+
+    def _retry(self, horizon: int, most: int, num_rows: int) -> None:
+        """Withdraw the row; the step is tried again with the next block, or in the window that this one slides into."""
+        context = self.context
+        context.rows.cache.num_rows = num_rows
+        context.rows.cost.withdrawn += 1
+        if horizon < most:
+            self._held = context.input.next_try(horizon, most)
+        else:
+            width = context.window.width
+            self._resume = width + 1 if horizon >= context.full else max(horizon + 1, context.input.next_try(horizon, width))
 
     def _looks_ahead(self, tap: AttentionTap) -> bool:
         """Whether the most attended source token is among the newest that a hold waits behind."""
