@@ -17,6 +17,7 @@ from zendaya.runtime.engine import engine_for, missing
 from zendaya.runtime.overlap import EDGE_TOKENS, first_kept, prefix_rows
 from zendaya.runtime.policies.alignatt import AlignAtt
 from zendaya.runtime.policies.local_agreement import LocalAgreement
+from zendaya.runtime.token_rules import TokenRules
 
 ENGINES = ["torch", pytest.param("native", marks=pytest.mark.skipif(missing() is not None, reason=f"no native engine: {missing()}"))]
 SCHEDULES = [PowerLaw(0.7), PowerLaw(1, head=WINDOW, hold=6), AlignAtt(30), LocalAgreement()]
@@ -217,3 +218,40 @@ def test_bad_input_is_refused(model):
         ModelConfig(**{**vars(model.config), "length": "fix"})
     assert model.config.to_dict()["overlap_tokens"] == OVERLAP
     assert "overlap_tokens" not in ModelConfig(**{**vars(model.config), "overlap_tokens": 0}).to_dict()
+
+
+def test_a_text_that_lost_its_way_begins_anew(model, monkeypatch):
+    monkeypatch.setattr("zendaya.runtime.writers.STALL_TOKENS", 20)
+    end = model.config.framing.end
+    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text: end if len(text) >= 3 else 5)
+    given = parts(total=200)
+    session = open_session(model, PowerLaw(1, head=WINDOW, hold=6))
+    events = [event for part in given for event in push(session, part)]
+    starts = sorted({event.window_start for event in events})
+    assert len(events) > 6  # it did not stop after the three tokens of a window
+    own = [start for start in starts if start and start not in {part.restart for part in given}]
+    assert own, "no window began anew"
+    for before, event in itertools.pairwise(events):
+        assert event.window_start + event.effective_horizon >= before.window_start + before.effective_horizon
+        if event.window_start in own and before.window_start < event.window_start:
+            assert event.step == 1  # without the words of the one before
+    quiet, silent = open_session(model, PowerLaw(1, head=WINDOW, hold=6)), 0
+    for part in given:
+        speech_T = np.arange(len(part.values_TE)) < part.revised + 1
+        silent += len(list(quiet.push(part.values_TE, part.arrival_s, revised=part.revised, restart=part.restart, speech_T=speech_T)))
+    assert silent < len(events)  # silence is nothing that was left behind
+
+
+def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
+    written = []
+    monkeypatch.setattr("zendaya.runtime.writers.REWIND_TOKENS", 5)
+    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text: (written.append(len(text)), 5)[1])
+    given, schedule = parts(total=110), PowerLaw(1, head=WINDOW, hold=6)
+    unguarded = open_session(model, schedule)
+    freely = len([event for part in given for event in push(unguarded, part)])
+    monkeypatch.setattr(AttentionTap, "most_attended", lambda tap: max(0, tap.mean().shape[0] - (10 if written[-1] < 5 else 200)))
+    session = open_session(model, schedule)
+    events = [event for part in given for event in push(session, part)]
+    assert 0 < len(events) < freely
+    ended = list(session.finish())
+    assert [event.token for event in ended] == [model.config.framing.end]  # nothing but what was written before is left
