@@ -140,17 +140,20 @@ class ScheduleWriter:
             whole = window.complete and (effective == window.width or horizon > window.arrived)
             waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
+            free = horizon < most and effective == horizon and not ended  # to be held
             seen = tap.most_attended() if tap is not None and window.slides else 0
             again = not waits and context.rewinds(token, seen)
+            # Under a hold no word is written that is less likely than "not yet": the row is tried again soon.
+            doubtful = window.slides and self.schedule.hold > 0 and int(logits_V.argmax()) == config.framing.end
             if ended and again:
                 token, waits, again = config.framing.end, True, False  # what follows was written before
-            if (waits or again) and not ended and context.stalled(effective - self.schedule.hold):
+            if (waits or again or doubtful) and not ended and context.stalled(effective - self.schedule.hold):
                 context.rows.cache.num_rows = num_rows
                 window.begin_anew()
                 return None
             if again:
                 self._retry(horizon, most, num_rows)
-            elif tap is not None and horizon < most and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
+            elif free and (waits or doubtful or self._looks_ahead(tap)):
                 context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
                 context.rows.cost.withdrawn += 1
             elif not waits and context.at_edge(seen):
@@ -173,8 +176,9 @@ class ScheduleWriter:
             width = context.window.width
             self._resume = width + 1 if horizon >= context.full else max(horizon + 1, context.input.next_try(horizon, width))
 
-    def _looks_ahead(self, tap: AttentionTap) -> bool:
+    def _looks_ahead(self, tap: AttentionTap | None) -> bool:
         """Whether the most attended source token is among the newest that a hold waits behind."""
+        assert tap is not None
         attention_F = tap.mean()
         return int(attention_F.argmax()) >= attention_F.shape[0] - self.schedule.hold
 
@@ -227,7 +231,7 @@ class ScheduleWriter:
     def _buffer(self, schedule: Schedule) -> int:
         """Tokens that a head reads: fix pools the whole window and waits for it; inf reads the first B, at most what step 1 may."""
         config, width = self.context.model.config, self.context.window.width
-        return width if config.length == "fix" else schedule.buffer(width, config.max_steps)
+        return width if config.length == "fix" else min(self.context.full, schedule.buffer(width, config.max_steps))
 
     def _settle(self) -> Schedule | None:
         """The window's schedule, or None while the gamma head must wait.
