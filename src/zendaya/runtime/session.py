@@ -311,7 +311,7 @@ class Session:
         width = before.start + before.width - begin if item.own else self.window_tokens
         window = self._new_window(before.index + 1, begin, before.add_text, width)
         window.fill(item.tokens_TE[begin - item.position :], None if item.speech_T is None else item.speech_T[begin - item.position :])
-        window.has_speech = window.has_speech or before.has_speech
+        window.speech_T[0] |= before.has_speech
         starts = word_starts(before.written, self.model.tokenizer)
         kept = first_kept(starts, [heard.place for heard in before.heard], begin)
         window.written, window.heard = before.written[kept:], before.heard[kept:]

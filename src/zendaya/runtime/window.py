@@ -53,8 +53,6 @@ class Window:
         """A_k: source tokens that have arrived."""
         self.complete = False
         """Whether no more source tokens will come: W have arrived, the window was cut, or the source has ended."""
-        self.has_speech = False
-        """Whether any token that has arrived may hold speech; before that nothing is written."""
         self.after_silence = False
         """Whether silence was left out before this window, so that it has no history."""
         self.written = list[int]()
@@ -84,6 +82,11 @@ class Window:
         return self.tokens_TE[: self.arrived]
 
     @property
+    def has_speech(self) -> bool:
+        """Whether any token that has arrived may hold speech; before that nothing is written."""
+        return bool(self.speech_T[: self.arrived].any())
+
+    @property
     def last_place(self) -> int:
         """The latest source token at which a word was heard; before the first one where nothing is written."""
         return max((heard.place for heard in self.heard), default=self.start - 1) - self.start
@@ -98,7 +101,6 @@ class Window:
         """Place the next source tokens; without flags all of them may hold speech."""
         count = tokens_TE.shape[0]
         self.speech_T[self.arrived : self.arrived + count] = True if speech_T is None else speech_T
-        self.has_speech = self.has_speech or bool(self.speech_T[self.arrived : self.arrived + count].any())
         self.tokens_TE[self.arrived : self.arrived + count] = tokens_TE
         self.arrived += count
         self.complete = self.arrived == self.width and not self.slides
