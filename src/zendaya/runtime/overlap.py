@@ -13,8 +13,9 @@ EDGE_TOKENS = 25
 
 REWIND_TOKENS = 50
 """A word that was heard this much before the last one, a second of speech, has been written before."""
-STALL_TOKENS = 100
-"""Source tokens of speech, 2 s, that a text may leave behind unwritten before it begins anew after its last word."""
+STALL_TOKENS, STALL_WORDS = 100, 3
+"""Source tokens of speech, 2 s, that a text may leave behind unwritten before it begins anew after its last word, and the tokens of text
+that it takes to say so: a noise that wrote a word is no text."""
 
 
 def first_kept(starts: Sequence[bool], places: Sequence[int], begin: int) -> int:

@@ -18,7 +18,7 @@ END_SHARE = 0.5
 """Where the end may mean "not yet", it is taken only if it is likelier than all words together."""
 
 
-START_SHARE = 0.1
+START_SHARE = 0.2
 """Least probability of a text's first token: between those of noise and of speech (`benchmarks/first_tokens.py`, docs/LOG.md)."""
 
 
@@ -105,7 +105,8 @@ class TokenRules:
             rules.append(RepetitionGuard(config.loop_tokens))
         if config.end_means_wait or config.overlap_tokens:
             rules += [SureStart(config.framing.end)] if speech_only else []
-            rules.append(LikelyEnd(config.framing.end))
+            # In windows that slide a word that is less likely than "not yet" is asked for again soon.
+            rules += [] if config.overlap_tokens else [LikelyEnd(config.framing.end)]
         return TokenRules(rules)
 
     def choose(self, logits_V: Tensor, text: Sequence[int]) -> int:

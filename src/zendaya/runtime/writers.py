@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
-from zendaya.runtime.overlap import EDGE_TOKENS, REWIND_TOKENS, STALL_TOKENS, word_starts
+from zendaya.runtime.overlap import EDGE_TOKENS, REWIND_TOKENS, STALL_TOKENS, STALL_WORDS, word_starts
 from zendaya.runtime.policies._view import WindowView
 from zendaya.runtime.policies.base import Policy, chosen_heads
 from zendaya.runtime.rows import DecoderRows, RowRequest
@@ -63,7 +63,8 @@ class WriterContext:
     def stalled(self, horizon: int) -> bool:
         """Whether there was much speech after the last word, up to a horizon, of which nothing was written: the text has lost its way."""
         window = self.window
-        return window.slides and bool(window.written) and int(window.speech_T[window.last_place + 1 : horizon].sum()) > STALL_TOKENS
+        left = int(window.speech_T[window.last_place + 1 : horizon].sum())
+        return window.slides and len(window.written) >= STALL_WORDS and left > STALL_TOKENS
 
     @property
     def full(self) -> int:
@@ -143,17 +144,15 @@ class ScheduleWriter:
             free = horizon < most and effective == horizon and not ended  # to be held
             seen = tap.most_attended() if tap is not None and window.slides else 0
             again = not waits and context.rewinds(token, seen)
-            # Under a hold no word is written that is less likely than "not yet": the row is tried again soon.
-            doubtful = window.slides and self.schedule.hold > 0 and int(logits_V.argmax()) == config.framing.end
             if ended and again:
                 token, waits, again = config.framing.end, True, False  # what follows was written before
-            if (waits or again or doubtful) and not ended and context.stalled(effective - self.schedule.hold):
+            if (waits or again) and not ended and context.stalled(effective - self.schedule.hold):
                 context.rows.cache.num_rows = num_rows
                 window.begin_anew()
                 return None
             if again:
                 self._retry(horizon, most, num_rows)
-            elif free and (waits or doubtful or self._looks_ahead(tap)):
+            elif free and (waits or self._looks_ahead(tap)):
                 context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
                 context.rows.cost.withdrawn += 1
             elif not waits and context.at_edge(seen):
