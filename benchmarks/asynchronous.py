@@ -3,7 +3,7 @@
 python benchmarks/asynchronous.py FOLDER [--every 4] [--schedules 0.3,1.0,wait-k=150] [--links "0.1/2 0.3/2 0.3/8"]
     [--patiences 0,2,inf] [--plot FILE] [--processes 2]
 
-FOLDER holds LibriSpeech as `zendaya corpora` reads it, and align_valid_test.jsonl (word times). Chapters of its test split are streams,
+FOLDER holds LibriSpeech as published (test is test-clean) and align_valid_test.jsonl (word times). Chapters of test are streams,
 encoded once by the shipped model's encoder; tokens are due when their block has been heard, and arrive over links that fail for a share
 of the time, so many seconds at a time. Wait-k's stride is the split's own source tokens a text token. Word lag: from
 the end of a word that was rightly written to its writing, computing taking no time.

@@ -4,7 +4,8 @@ python benchmarks/live.py FOLDER [--setting "gamma=0.5;window_s=10" --setting al
     [--corpus NAME] [--split test|valid] [--chapters 12|all] [--whole | --joined | --noise [SECONDS]] [--against FOLDER]
     [--out DIR] [--processes N] [--table] [--json]
 
-FOLDER holds manifest.jsonl, the recordings and, where there are any, align_*.jsonl (word times). A setting is a schedule or policy in
+FOLDER holds manifest.jsonl, the recordings and, where there are any, align_*.jsonl (word times); of LibriSpeech the published
+division, whose test is test-clean: settings are chosen on valid. A setting is a schedule or policy in
 its printed form, then `;NAME=VALUE` for fields of DecodeOptions or settings of the encoder. Results are kept in DIR, a JSON line per
 stream and setting: the same command goes on where it was stopped, and `--table` prints what is there without a model.
 docs/evaluation.md says what is printed.

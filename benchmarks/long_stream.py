@@ -2,7 +2,7 @@
 
 python benchmarks/long_stream.py FOLDER [--hours 2] [--gamma 0.5] [--engine native]
 
-FOLDER holds LibriSpeech as `zendaya corpora` reads it; the recordings of its test split are played one after another, again and again,
+FOLDER holds LibriSpeech in its published division; the recordings of test (test-clean) are played one after another, again and again,
 through the shipped model in blocks. Compute lag: from a block's last sample being handed over to the last event it allows, the encoder's
 work in it. The memory's slope is fitted to readings once a minute of stream after the first quarter hour.
 """

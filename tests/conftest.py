@@ -107,15 +107,13 @@ def tiny_en():
     return load_whisper("tiny.en")
 
 
-@pytest.fixture(scope="session")
-def random_whisper():
-    """A Whisper encoder of random weights whose span is 2 s, so that spans end quickly."""
+def _random_encoder(positions):
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     torch.manual_seed(0)
     config = WhisperConfig(
-        d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, max_source_positions=100, num_mel_bins=80,
+        d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, max_source_positions=positions, num_mel_bins=80,
         decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=64, vocab_size=100, pad_token_id=0, bos_token_id=0, eos_token_id=0,
         decoder_start_token_id=1,
     )  # fmt: skip
@@ -123,6 +121,18 @@ def random_whisper():
     for parameter in encoder.parameters():  # transformers' initial weights are so small that attention hardly matters
         torch.nn.init.normal_(parameter, std=0.2)
     return encoder
+
+
+@pytest.fixture(scope="session")
+def random_whisper():
+    """A Whisper encoder of random weights whose span is 2 s, so that spans end quickly."""
+    return _random_encoder(100)
+
+
+@pytest.fixture(scope="session")
+def long_whisper():
+    """The same with a span of 6 s, in which spans can overlap."""
+    return _random_encoder(300)
 
 
 @pytest.fixture(scope="session")

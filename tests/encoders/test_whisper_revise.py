@@ -14,22 +14,6 @@ RATE = 16_000
 
 
 @pytest.fixture(scope="module")
-def long_whisper():
-    """A Whisper encoder of random weights whose span is 6 s."""
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
-    torch.manual_seed(0)
-    config = WhisperConfig(
-        d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, max_source_positions=300, num_mel_bins=80
-    )
-    encoder = WhisperEncoder(config).eval()
-    for parameter in encoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return encoder
-
-
-@pytest.fixture(scope="module")
 def sound(voice):
     """18 s of a voice with a pause of 0.3 s in each 5 s."""
     sound = np.concatenate([voice, voice[::-1], voice, voice[::-1]])[: 18 * RATE].copy()

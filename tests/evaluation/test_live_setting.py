@@ -58,6 +58,15 @@ def test_edges_are_where_the_encoder_drops_its_context(random_whisper):
     assert edges == {2.0, 4.0}  # its span is 2 s
 
 
+def test_a_slide_is_an_edge_where_and_when_it_happens(long_whisper, voice):
+    source, edges, restarts = SourceEncoder(WhisperBlocks(long_whisper, "random", block_s=0.5, overlap_s=1.6)), set(), []
+    for chunk in np.array_split(np.tile(voice, 2), 100):
+        restarts += [span.tokens for span in source.read(chunk) if span.tokens.restart is not None]
+        edges |= state_drops(None, source)
+    assert restarts
+    assert edges == {at_s for tokens in restarts for at_s in (tokens.restart / 50, float(tokens.arrival_s[0]))}
+
+
 def test_a_long_recording_is_cut_where_it_is_quiet():
     sound = np.ones(70 * 16_000, np.float32)
     sound[27 * 16_000 : 27 * 16_000 + 1600] = 0.0

@@ -7,6 +7,7 @@ import pytest
 from zendaya.evaluation.metrics.quality import word_error_rate
 from zendaya.evaluation.metrics.speech import Utterance, WrittenWord, align, apart_if_unspoken, count, written_words
 from zendaya.records import Event
+from zendaya.serve.server import Transcript
 
 SAID = (
     Utterance("a-0", "a", 0.0, 4.0, (("hello", 0.5, 1.0), ("big", 1.0, 1.4), ("bad", 1.4, 2.0), ("world", 2.0, 2.5))),
@@ -116,3 +117,14 @@ def test_a_word_has_the_time_of_its_last_letter():
     found = written_words(events)
     assert [(word.text, word.written_s) for word in found] == [("Mr.", 1.0), ("Quilter's", 5.0), ("-", 6.0), ("mad", 8.0), ("ness", 8.5)]
     assert (found[0].emitted_s, found[0].spoken_s) == (1.1, 0.0)
+
+
+def test_a_word_goes_on_where_a_window_took_it_over():
+    at = (1, 1, 2, False)
+    taken_over = [Event(0, 1, 5, " Good", *at), Event(1, 2, 6, "ness", *at), Event(1, 3, 7, " me", *at)]
+    assert [word.text for word in written_words(taken_over)] == ["Goodness", "me"]
+    anew = [dataclasses.replace(event, step=event.step - event.window_index) for event in taken_over]
+    assert [word.text for word in written_words(anew)] == ["Good", "ness", "me"]
+    for events, text in ((taken_over, "Goodness me"), (anew, "Good ness me")):
+        transcript = Transcript()
+        assert "".join(map(transcript.add, events)) == transcript.text == text

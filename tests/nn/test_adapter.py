@@ -11,13 +11,15 @@ import torch
 
 from zendaya import Model, PowerLaw
 from zendaya.audit import audit
-from zendaya.audit.raw import audit_to_text
+from zendaya.audit.raw import audit_pipeline
 from zendaya.encoders.base import encode
 from zendaya.encoders.whisper import WhisperBlocks
 from zendaya.errors import CheckpointError, ConfigError
 from zendaya.nn.adapter import ADAPTER, Adapter, interpolated
 from zendaya.nn.whisper import has_bfloat16, load_encoder, load_weights
 from zendaya.runtime.loading import load_adapted
+from zendaya.runtime.options import DecodeOptions
+from zendaya.runtime.pipeline import Pipeline
 from zendaya.sources.media import SAMPLE_RATE, read_audio
 from zendaya.training.adapt import AdaptConfig, Adapting, AdaptTask, SpeechExample, SpokenWord
 from zendaya.training.labels import Label, _path, dress, make_labels, read_labels, write_labels
@@ -186,7 +188,8 @@ def test_an_adapted_model_passes_the_audit(saved, precision):
     adapted = load_adapted(saved, precision=precision)
     report = audit(adapted.model, PowerLaw(0.5), cuts=1, max_source=40, max_steps=8)
     assert report.passed, report.first
-    through = audit_to_text(adapted.encoder, sound(4), lambda: adapted.model.open(PowerLaw(0.7), window_tokens=60), num_cuts=2)
+    options = DecodeOptions(schedule=PowerLaw(0.7), voice="off")
+    through = audit_pipeline(lambda: Pipeline.open(adapted.model, adapted.encoder, options), sound(8), num_cuts=2)
     assert through.clean, str(through)
 
 
@@ -233,7 +236,7 @@ def test_spans_tell_what_was_heard(task):
 def test_sound_without_words_teaches_features_alone(task):
     utterance_S, _ = task.examples["train"][0].utterances[0]
     wordless = AdaptTask(task.config, {"train": [SpeechExample(((utterance_S, ()),), worded=False)], "valid": []})
-    losses = wordless.module(wordless.collate("train", [0], np.random.default_rng(0)))
+    losses = {name: part.detach() for name, part in wordless.module(wordless.collate("train", [0], np.random.default_rng(0))).items()}
     assert float(losses["feature"]) > 0
     assert [float(losses[name]) for name in ("nll", "imitation", "length")] == [0, 0, 0]
     assert wordless.counts("train", [0])["feature"] == 150

@@ -158,7 +158,7 @@ def test_noise(live, folder, stub, capsys):
 
 def test_words_lost_after_noise_that_offline_writes(live, folder, stub, capsys, monkeypatch):
     offline = types.SimpleNamespace(play=lambda sound: stub.play("offline", sound))  # it writes every word
-    monkeypatch.setattr(live, "offline_player", lambda: offline)
+    monkeypatch.setattr(live_results, "offline_player", lambda: offline)
     found = json.loads(run(live, folder, capsys, "--noise", "20", "--setting", "alignatt=25", "--json"))["noise"]
     assert [(row["lost"], row["lost_beyond_offline"]) for row in found] == [(1, 1)] * 4 + [(10, 10)]
     assert "14 words lost that offline writes" in run(live, folder, capsys, "--noise", "20", "--table")

@@ -110,7 +110,7 @@ class _TwiceHead(_NoHead):
 class _PeekingWriter(ScheduleWriter):
     """A step is held by a source token that it may not read yet."""
 
-    def _looks_ahead(self, tap: AttentionTap) -> bool:
+    def _looks_ahead(self, tap: AttentionTap | None) -> bool:
         waiting = [item.tokens_TE for item in self.context.input.queue.items if item.tokens_TE is not None]
         return super()._looks_ahead(tap) if not waiting else bool(waiting[0][0].sum() > 0)
 

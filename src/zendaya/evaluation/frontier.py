@@ -19,19 +19,24 @@ from zendaya.evaluation.options import FrontierOptions
 from zendaya.evaluation.streams import SoundStream, alone, choose_chapters
 from zendaya.nn.adapter import ADAPTER
 from zendaya.nn.checkpoint import WEIGHTS, read_run_record, stated_digest
+from zendaya.nn.config import ModelConfig
 from zendaya.nn.whisper import TINY_EN_SHA256
 from zendaya.runtime.frontier import Frontier, FrontierData, FrontierPoint, LagFigures, frontier_path, undominated
 from zendaya.runtime.loading import weights_path
 from zendaya.runtime.setting import LiveSetting
 
-BLOCKS_S = (0.32, 0.64, 1.0, 2.0)
-SCHEDULES = (
-    *(f"gamma=2,head=1200,hold={hold}" for hold in (6, 12, 25, 50, 100)), *(f"gamma=1,head={head}" for head in (0, 25, 50, 100, 200)),
-    "gamma=0.5", "gamma=0",
-)  # fmt: skip
-"""Holds under a head start that no window exhausts (method.md §9), head starts at the speaker's own pace (§8), and the plain dial."""
-GRID = tuple(f"{schedule};block_s={block_s:g}" for block_s in BLOCKS_S for schedule in SCHEDULES)
-"""The settings that are tried where none is given."""
+BLOCKS_S, HOLDS = (0.32, 0.5, 1.0, 2.0), (8, 12, 18, 25, 36, 50, 75, 100)
+
+
+def grid(config: ModelConfig) -> list[str]:
+    """The settings that are tried where none is given: holds under the largest head start (method.md §9), and the plain dial.
+
+    N̂ is the longest text there is, so that the least horizons never lie beyond what is said; with each block twice its length, a second
+    at most, is encoded again.
+    """
+    held = (f"gamma=1,head={config.window_tokens},hold={hold};steps={config.max_steps}" for hold in HOLDS)
+    schedules = [*held, "gamma=1,head=25", "gamma=1,head=50", "gamma=1,head=100", "gamma=0.5"]
+    return [f"{schedule};block_s={block_s:g};revise_s={min(1.0, 2 * block_s):g}" for block_s in BLOCKS_S for schedule in schedules]
 
 
 def make_frontier(model: str, folder: Path, options: FrontierOptions) -> tuple[Frontier, Path]:
@@ -41,7 +46,7 @@ def make_frontier(model: str, folder: Path, options: FrontierOptions) -> tuple[F
         raise ConfigError(f"{model}: its weights are not here; expected a shipped adapter, or the folder of an adapter or checkpoint")
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"{out}: cannot be written; give --out a file in an existing folder")
-    tried = _checked(model, options.settings or GRID)
+    tried = _checked(model, options.settings or grid(live_results.live_player(model).model.config))
     trial = _Trial(model, folder, options)
     chosen, chosen_on = trial.measure(options.split_choose, tried)
     kept = [each.setting for each in undominated(FrontierPoint(setting=name, chosen=one, reported=one) for name, one in chosen.items())]

@@ -32,6 +32,8 @@ class StreamItem:
     """Of an onset, and of a window that slides: source tokens of the stream before it."""
     revised: int = 0
     """The first `revised` tokens replace the last ones that came before."""
+    own: bool = False
+    """Of a window that slides: whether its text asked for that, and not the encoder."""
 
 
 class ArrivalQueue:

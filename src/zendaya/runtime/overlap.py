@@ -11,29 +11,10 @@ from zendaya.runtime.rows import RowRequest
 EDGE_TOKENS = 25
 """Newest source tokens of a full window, 0.5 s of speech, on which no step is written: their right context is in the next window."""
 
-REWIND_TOKENS, REWIND_WAIT_TOKENS = 200, 100
-"""A step that attends 4 s before what was written is repeating it (`rewind_threshold` of SimulStreaming). It waits for 2 s at most, after
-which the voice gate knows of a pause."""
-
-
-class Rewind:
-    """Notices a step that attends to words written long ago, as at a pause with nothing new to say, and says how long it waits."""
-
-    def __init__(self) -> None:
-        self._since: int | None = None
-
-    def waits(self, place: int, furthest: int, horizon: int) -> bool:
-        """Whether the step waits: from where it attends, the furthest place written, and the source tokens that it read.
-
-        >>> rewind = Rewind()
-        >>> [rewind.waits(12, 490, horizon) for horizon in (525, 600, 625)], rewind.waits(500, 490, 525), Rewind().waits(300, 490, 525)
-        ([True, True, False], False, False)
-        """
-        if place >= furthest - REWIND_TOKENS:
-            self._since = None
-            return False
-        self._since = horizon if self._since is None else self._since
-        return horizon < self._since + REWIND_WAIT_TOKENS
+REWIND_TOKENS = 50
+"""A word that was heard this much before the last one, a second of speech, has been written before."""
+STALL_TOKENS = 100
+"""Source tokens of speech, 2 s, that a text may leave behind unwritten before it begins anew after its last word."""
 
 
 def first_kept(starts: Sequence[bool], places: Sequence[int], begin: int) -> int:
@@ -45,7 +26,7 @@ def first_kept(starts: Sequence[bool], places: Sequence[int], begin: int) -> int
     >>> first_kept([True, False, True, True], [3, 5, 12, 14], begin=10)
     2
     >>> first_kept([True, True, True], [11, 4, 15], begin=10)
-    2
+    0
     """
     firsts = [index for index, start in enumerate(starts) if start or index == 0]
     late = [places[after - 1] >= begin for _, after in itertools.pairwise([*firsts, len(places)])]

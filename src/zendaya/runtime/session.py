@@ -263,9 +263,9 @@ class Session:
         tokenizer = self.model.tokenizer
         self._enter(self._new_window(index, start, tokenizer.stream() if tokenizer is not None else lambda token: f"⟨{token}⟩"))
 
-    def _new_window(self, index: int, start: int, add_text: Callable[[int], str]) -> Window:
+    def _new_window(self, index: int, start: int, add_text: Callable[[int], str], width: int | None = None) -> Window:
         config = self.model.config
-        tokens_TE = self.model.decoder.tokens.weight.new_zeros(self.window_tokens, config.decoder.source_dim)
+        tokens_TE = self.model.decoder.tokens.weight.new_zeros(width or self.window_tokens, config.decoder.source_dim)
         return Window(index, start, tokens_TE, add_text, slides=config.overlap_tokens > 0)
 
     def _enter(self, window: Window) -> None:
@@ -307,14 +307,18 @@ class Session:
         """
         assert item.tokens_TE is not None
         begin = max(item.position, before.start)  # what was cut off stays so
-        window = self._new_window(before.index + 1, begin, before.add_text)
-        speech = before.has_speech or item.speech_T is None or bool(item.speech_T.any())
-        window.fill(item.tokens_TE[begin - item.position :], speech=speech)
+        # A window that begins in the one before, because its text had lost its way, ends where that one ends.
+        width = before.start + before.width - begin if item.own else self.window_tokens
+        window = self._new_window(before.index + 1, begin, before.add_text, width)
+        window.fill(item.tokens_TE[begin - item.position :], None if item.speech_T is None else item.speech_T[begin - item.position :])
+        window.speech_T[0] |= before.has_speech
         starts = word_starts(before.written, self.model.tokenizer)
         kept = first_kept(starts, [heard.place for heard in before.heard], begin)
         window.written, window.heard = before.written[kept:], before.heard[kept:]
         horizons = [min(window.arrived, max(0, heard.horizon - begin)) for heard in window.heard]
-        window.overlap = Overlap(window.arrived, max(horizons, default=0))
+        # A step that was held has been decided upon from what it read then.
+        tried = before.start + self._writer.tried - begin if self._writer.tried else 0
+        window.overlap = Overlap(window.arrived, min(window.arrived, max([*horizons, tried, 0])))
         window.closed = len(window.written) >= self._context.max_steps
         self.rows.restart()
         self._enter(window)

@@ -9,10 +9,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from zendaya.runtime.arrival_queue import ArrivalQueue, StreamItem
+from zendaya.runtime.arrival_queue import ArrivalQueue, Flags, StreamItem
 from zendaya.runtime.options import Pace
+
+LAST_TOKENS = 8
+"""Source tokens from where the last word was heard to its end, about."""
 
 
 class HeardAt(NamedTuple):
@@ -30,7 +34,7 @@ class Overlap(NamedTuple):
     tokens: int = 0
     """Source tokens that it began with."""
     floor: int = 0
-    """The largest horizon of the words, and the least of the next step."""
+    """The least horizon of the next step: the largest of the words, and of a step that was tried and held."""
 
 
 class Window:
@@ -49,8 +53,6 @@ class Window:
         """A_k: source tokens that have arrived."""
         self.complete = False
         """Whether no more source tokens will come: W have arrived, the window was cut, or the source has ended."""
-        self.has_speech = False
-        """Whether any token that has arrived may hold speech; before that nothing is written."""
         self.after_silence = False
         """Whether silence was left out before this window, so that it has no history."""
         self.written = list[int]()
@@ -64,6 +66,8 @@ class Window:
         self.heard = list[HeardAt]()
         """Where each written token was heard; in a window that slides."""
         self.overlap = Overlap()
+        self.speech_T = np.zeros(tokens_TE.shape[0], np.bool_)
+        """Which source tokens may hold speech."""
         self.revisions = 0
         """How often tokens that had arrived were replaced."""
 
@@ -78,14 +82,25 @@ class Window:
         return self.tokens_TE[: self.arrived]
 
     @property
-    def furthest(self) -> int:
-        """The last source token of the window that a written token was heard at."""
-        return max((heard.place for heard in self.heard), default=self.start) - self.start
+    def has_speech(self) -> bool:
+        """Whether any token that has arrived may hold speech; before that nothing is written."""
+        return bool(self.speech_T[: self.arrived].any())
 
-    def fill(self, tokens_TE: Tensor, *, speech: bool = True) -> None:
-        """Place the next source tokens."""
+    @property
+    def last_place(self) -> int:
+        """The latest source token at which a word was heard; before the first one where nothing is written."""
+        return max((heard.place for heard in self.heard), default=self.start - 1) - self.start
+
+    def begin_anew(self) -> None:
+        """Let a window without this one's words begin after the last of them, as if it had slid there."""
+        first = min(self.last_place + LAST_TOKENS, self.arrived - 1)
+        tokens_TE, speech_T = self.tokens_TE[first : self.arrived].clone(), self.speech_T[first : self.arrived].copy()
+        self.slide = StreamItem("slide", 0.0, tokens_TE, speech_T, self.start + first, own=True)
+
+    def fill(self, tokens_TE: Tensor, speech_T: Flags | None = None) -> None:
+        """Place the next source tokens; without flags all of them may hold speech."""
         count = tokens_TE.shape[0]
-        self.has_speech = self.has_speech or speech
+        self.speech_T[self.arrived : self.arrived + count] = True if speech_T is None else speech_T
         self.tokens_TE[self.arrived : self.arrived + count] = tokens_TE
         self.arrived += count
         self.complete = self.arrived == self.width and not self.slides
@@ -204,7 +219,7 @@ class WindowInput:
             if window.arrived == 0:
                 self._first_s = self.reached_s = self.now_s
             count = min(needed, window.width) - window.arrived
-            window.fill(item.tokens_TE[:count], speech=item.speech_T is None or bool(item.speech_T[:count].any()))
+            window.fill(item.tokens_TE[:count], None if item.speech_T is None else item.speech_T[:count])
             self._shorten(item, count)
 
     def _shorten(self, item: StreamItem, count: int) -> None:

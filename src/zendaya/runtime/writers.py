@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
-from zendaya.runtime.overlap import EDGE_TOKENS, Rewind
+from zendaya.runtime.overlap import EDGE_TOKENS, REWIND_TOKENS, STALL_TOKENS, word_starts
 from zendaya.runtime.policies._view import WindowView
 from zendaya.runtime.policies.base import Policy, chosen_heads
 from zendaya.runtime.rows import DecoderRows, RowRequest
@@ -55,6 +55,16 @@ class WriterContext:
         """Whether a source token is among the last that a window will hold, so that its right context comes with the next one."""
         return self.window.slides and not self.window.complete and place >= self.full - EDGE_TOKENS
 
+    def rewinds(self, token: int, place: int) -> bool:
+        """Whether a word that is to be written was heard well before the last one: it would be written for the second time."""
+        window = self.window
+        return window.slides and place < window.last_place - REWIND_TOKENS and word_starts([token], self.model.tokenizer)[0]
+
+    def stalled(self, horizon: int) -> bool:
+        """Whether there was much speech after the last word, up to a horizon, of which nothing was written: the text has lost its way."""
+        window = self.window
+        return window.slides and bool(window.written) and int(window.speech_T[window.last_place + 1 : horizon].sum()) > STALL_TOKENS
+
     @property
     def full(self) -> int:
         """Source tokens that the window will hold at most: one that slides does so before a block that has no room in it."""
@@ -76,6 +86,8 @@ class Writer(Protocol):
     """Steps of the schedule that passed without a token."""
     floor: int
     """The least horizon of the next step: horizons never decrease."""
+    tried: int
+    """The largest horizon of a row that was run, written or withdrawn: where the window slides, the next step reads at least as far."""
     gamma: float | None
     """γ where the model chose it."""
 
@@ -95,7 +107,7 @@ class ScheduleWriter:
 
     def __init__(self, context: WriterContext, schedule: Schedule) -> None:
         self.context, self.schedule = context, schedule
-        self.steps, self.skipped, self.floor = 0, 0, context.window.overlap.floor
+        self.steps, self.skipped, self.floor, self.tried = 0, 0, context.window.overlap.floor, 0
         self.gamma: float | None = None
         self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
         self._held = 0  # the horizon at which a held step is tried next
@@ -125,12 +137,24 @@ class ScheduleWriter:
             effective = min(horizon, window.arrived)
             tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most or window.slides else None
             logits_V = yield RowRequest(context.next_ids(), effective, is_step=True, tap=tap)
-            token = context.rules.choose(logits_V, window.written)
+            token, self.tried = context.rules.choose(logits_V, window.written), max(self.tried, effective)
             whole = window.complete and (effective == window.width or horizon > window.arrived)
             waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
+            free = horizon < most and effective == horizon and not ended  # to be held
             seen = tap.most_attended() if tap is not None and window.slides else 0
-            if tap is not None and horizon < most and effective == horizon and not ended and (waits or self._holds(tap, logits_V)):
+            again = not waits and context.rewinds(token, seen)
+            # Under a hold no word is written that is less likely than "not yet": the row is tried again soon.
+            doubtful = window.slides and self.schedule.hold > 0 and int(logits_V.argmax()) == config.framing.end
+            if ended and again:
+                token, waits, again = config.framing.end, True, False  # what follows was written before
+            if (waits or again or doubtful) and not ended and context.stalled(effective - self.schedule.hold):
+                context.rows.cache.num_rows = num_rows
+                window.begin_anew()
+                return None
+            if again:
+                self._retry(horizon, most, num_rows)
+            elif free and (waits or doubtful or self._looks_ahead(tap)):
                 context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
                 context.rows.cost.withdrawn += 1
             elif not waits and context.at_edge(seen):
@@ -142,12 +166,20 @@ class ScheduleWriter:
             else:
                 self._put_off(place, horizon, effective, num_rows)
 
-    def _holds(self, tap: AttentionTap, logits_V: Tensor) -> bool:
-        """Whether a hold waits: the most attended source token is among the newest, or there is nothing new to say.
+    def _retry(self, horizon: int, most: int, num_rows: int) -> None:
+        """Withdraw the row; the step is tried again with the next block, or in the window that this one slides into."""
+        context = self.context
+        context.rows.cache.num_rows = num_rows
+        context.rows.cost.withdrawn += 1
+        if horizon < most:
+            self._held = context.input.next_try(horizon, most)
+        else:
+            width = context.window.width
+            self._resume = width + 1 if horizon >= context.full else max(horizon + 1, context.input.next_try(horizon, width))
 
-        After a sentence the next best word is often the first of the same sentence, heard long ago.
-        """
-        window, hold = self.context.window, self.schedule.hold
+    def _looks_ahead(self, tap: AttentionTap | None) -> bool:
+        """Whether the most attended source token is among the newest that a hold waits behind."""
+        assert tap is not None
         attention_F = tap.mean()
         place, horizon = int(attention_F.argmax()), attention_F.shape[0]
         if not window.slides or not hold:
@@ -230,7 +262,7 @@ class PolicyWriter:
     """Asks a policy each time a chunk of source has arrived, and writes what it says."""
 
     gamma: float | None = None
-    skipped = 0
+    skipped = tried = 0  # each row of a new window reads all that has arrived
 
     def __init__(self, context: WriterContext, policy: Policy) -> None:
         self.context, self.policy = context, policy

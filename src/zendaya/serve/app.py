@@ -58,7 +58,7 @@ def make_app(
 
     app = guarded_app(config, gauges, PAGES, lifespan)
     app.state.transports = open_transports(config) if transports is None else transports
-    app.state.page = read_page(served)
+    app.state.page = read_page()
     return app
 
 

@@ -1,26 +1,8 @@
-// The dial: seconds along the model's frontier, where it has one; below it, γ as a slider in front of the measured curve.
+// The dial: seconds along the model's frontier, where it has one; below it, γ as a slider.
 
-const SVG = "http://www.w3.org/2000/svg";
-const THUMB = 10; // half of the slider's thumb, by which the track is inset
-const TOP_LAG_S = 6;
-const TOP_WER = 20;
 export const MOST_GAMMA = 1.5;
+const STRIDE_S = 0.32; // read English per text token of Whisper: LibriSpeech dev-clean
 const K_S = { low: 0.5, high: 8, step: 0.5, first: 3 };
-
-function draw(parent, name, attributes, text) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  if (text !== undefined) element.textContent = text;
-  parent.append(element);
-  return element;
-}
-
-export function between(points, gamma, field) {
-  const at = points.findIndex((point) => point.gamma >= gamma);
-  if (at <= 0) return points.at(at === 0 ? 0 : -1)[field];
-  const [low, high] = [points[at - 1], points[at]];
-  return low[field] + ((high[field] - low[field]) * (gamma - low.gamma)) / (high.gamma - low.gamma);
-}
 
 export class Dial {
   constructor(root, { id, name, gamma, onturn }) {
@@ -29,7 +11,6 @@ export class Dial {
     this.gamma = gamma;
     this.kS = K_S.first;
     this.onturn = onturn;
-    this.measured = null;
     this.tokensPerS = 50;
     this.frontier = null; // points from fast to accurate
     this.place = 0;
@@ -49,7 +30,6 @@ export class Dial {
     this.name = name;
     this.value = find(".dial-value");
     this.value.htmlFor = id;
-    this.plot = find(".plot");
     this.promise = find(".promise");
     this.ends = [find(".end-low"), find(".end-high")];
     this.select = find(".policy");
@@ -59,7 +39,6 @@ export class Dial {
       this._turned();
     };
     this.knob.oninput = () => this._turned();
-    new ResizeObserver(() => this._plot()).observe(this.plot);
     this._fit();
     this._show();
   }
@@ -68,7 +47,7 @@ export class Dial {
   get wish() {
     if (this.kind === "lag") return { lag_s: this.frontier[this.place].at_s };
     if (this.kind === "gamma") return { gamma: this.gamma };
-    return { policy: `wait-k=${Math.round(this.kS * this.tokensPerS)},stride=${this.measured.stride}` };
+    return { policy: `wait-k=${Math.round(this.kS * this.tokensPerS)},stride=${(STRIDE_S * this.tokensPerS).toFixed(2)}` };
   }
 
   get words() {
@@ -97,22 +76,8 @@ export class Dial {
 
   _choose(kind) {
     this.kind = kind;
-    this.liveS = undefined;
     this._show();
     this.onturn(this.wish);
-  }
-
-  setMeasured(measured) {
-    this.measured = measured;
-    this.select.options[1].disabled = !measured;
-    this._plot();
-    this._show();
-  }
-
-  // The current lag, beside the measured one.
-  setLive(lagS) {
-    this.liveS = lagS;
-    this._mark();
   }
 
   _fit() {
@@ -121,7 +86,6 @@ export class Dial {
     this.knob.value = gamma ? this.gamma : this.kS;
     this.label.textContent = this.name;
     [this.ends[0].textContent, this.ends[1].textContent] = gamma ? ["0: reads all first", "1.5: reads least"] : ["0.5 s", "8 s"];
-    this._plot();
     this._show();
   }
 
@@ -145,75 +109,12 @@ export class Dial {
   _show() {
     this._showSeconds();
     this.value.textContent = { lag: "–", gamma: this.gamma.toFixed(2), "wait-k": `${this.kS.toFixed(1)} s` }[this.kind];
-    const points = this.kind === "wait-k" ? null : this.measured?.points;
-    this.root.dataset.measured = String(Boolean(points));
     if (this.kind === "lag") {
       this.promise.textContent = "Turn it to choose γ instead of seconds.";
       this.knob.setAttribute("aria-valuetext", "not chosen: the dial is in seconds");
-    } else if (points) {
-      const [lagS, wer] = ["lag_s", "wer"].map((field) => between(points, this.gamma, field));
-      const [lag, wrong] = [lagS.toFixed(1), wer.toFixed(1)];
-      const where = points.some((point) => point.gamma === this.gamma) ? "" : " nearby";
-      this.promise.textContent = `Measured${where}: words come ${lag}\u00a0s after they were spoken, ${wrong}\u00a0% are wrong.`;
-      this.knob.setAttribute("aria-valuetext", `${this.gamma.toFixed(2)}: ${lag} seconds of lag, ${wrong} percent of words wrong`);
     } else {
       this.promise.textContent = this.kind === "gamma" ? "" : "wait-k: always the same distance behind the source.";
       this.knob.setAttribute("aria-valuetext", this.words);
     }
-    this._mark();
-  }
-
-  _x(gamma) {
-    return THUMB + (gamma / MOST_GAMMA) * (this.width - 2 * THUMB);
-  }
-
-  _y(share) {
-    return this.height - 2 - share * (this.height - 14);
-  }
-
-  _plot() {
-    this.plot.replaceChildren();
-    this.marks = null;
-    const points = this.kind === "wait-k" ? null : this.measured?.points;
-    const box = this.plot.getBoundingClientRect();
-    if (!points || !box.width) return;
-    [this.width, this.height] = [box.width, box.height];
-    this.plot.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-    const place = (point, field, top) => `${this._x(point.gamma).toFixed(1)},${this._y(point[field] / top).toFixed(1)}`;
-    const line = (field, top) => points.map((point) => place(point, field, top)).join(" ");
-    draw(this.plot, "line", { class: "axis", x1: THUMB, x2: box.width - THUMB, y1: this._y(0), y2: this._y(0) });
-    this.needle = draw(this.plot, "line", { class: "needle", y1: 0, y2: box.height });
-    draw(this.plot, "polyline", { class: "wer-line", points: line("wer", TOP_WER) });
-    draw(this.plot, "polyline", { class: "lag-line", points: line("lag_s", TOP_LAG_S) });
-    const [first, last] = [points[0], points.at(-1)];
-    const label = (kind, text, x, y, anchor) => draw(this.plot, "text", { class: kind, x, y, "text-anchor": anchor }, text);
-    label("lag-name", `lag ${first.lag_s.toFixed(1)} s`, THUMB + 2, this._y(first.lag_s / TOP_LAG_S) - 7, "start");
-    label("wer-name", `wrong ${first.wer.toFixed(1)} %`, THUMB + 2, this._y(first.wer / TOP_WER) + 16, "start");
-    label("lag-name", `${last.lag_s.toFixed(1)} s`, box.width - THUMB, this._y(last.lag_s / TOP_LAG_S) + 16, "end");
-    label("wer-name", `${last.wer.toFixed(1)} %`, box.width - THUMB, this._y(last.wer / TOP_WER) - 5, "end");
-    this.marks = {
-      wer: draw(this.plot, "circle", { class: "wer-dot", r: 4 }),
-      lag: draw(this.plot, "circle", { class: "lag-dot", r: 4.5 }),
-      live: draw(this.plot, "circle", { class: "live-dot", r: 5 }),
-    };
-    const each = points.map((point) => `at ${point.gamma}: ${point.lag_s} s, ${point.wer} %`).join("; ");
-    this.plot.setAttribute("aria-label", `Measured along the dial, lag and word errors: ${each}. ${this.measured.data}`);
-    this._mark();
-  }
-
-  _mark() {
-    if (!this.marks) return;
-    const { points } = this.measured;
-    const x = this._x(this.gamma);
-    for (const name of ["x1", "x2"]) this.needle.setAttribute(name, x);
-    const put = (mark, share) => {
-      mark.setAttribute("cx", x);
-      mark.setAttribute("cy", this._y(Math.min(1.05, share)));
-    };
-    put(this.marks.lag, between(points, this.gamma, "lag_s") / TOP_LAG_S);
-    put(this.marks.wer, between(points, this.gamma, "wer") / TOP_WER);
-    const live = this.liveS !== undefined && this.kind === "gamma";
-    this.marks.live.setAttribute("visibility", live ? "visible" : "hidden");
-    if (this.liveS !== undefined) put(this.marks.live, this.liveS / TOP_LAG_S);
   }
 }

@@ -183,7 +183,6 @@ export class Lane {
     const dropped = this.sourceDropped + (this.connection?.dropped ?? 0);
     meters.dropped.textContent = dropped < 0.0005 ? "0" : dropped.toFixed(1);
     meters.dropped.dataset.some = String(dropped >= 0.0005);
-    dial.setLive(lag ? lag.policyS + lag.computeS : undefined);
   }
 
   // One tab stop; the arrow keys move from word to word.

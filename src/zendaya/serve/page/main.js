@@ -128,10 +128,7 @@ function show() {
 get("compare").onchange = () => {
   const two = get("compare").checked;
   get("main").dataset.mode = two ? "compare" : "single";
-  if (two && !lanes.b) {
-    lanes.b = makeLane("b", "Second", 1);
-    lanes.b.dial.setMeasured(lanes.a.dial.measured);
-  }
+  if (two && !lanes.b) lanes.b = makeLane("b", "Second", 1);
   lanes.b.root.hidden = !two;
   lanes.a.setName(two ? "First dial γ" : "Dial γ");
   if (two && state.running && state.source) lanes.b.begin(BASE, state.sourceS);
@@ -316,10 +313,6 @@ async function greet() {
     for (const id of ["mic", "open", "sample"]) get(id).disabled = true;
   }
   lanes.a.dial.setFrontier(model.frontier, model.measured_on, model.setting);
-  const measured = await fetch(new URL("page/measured.json", BASE)).catch(() => null);
-  const found = measured?.ok ? await measured.json() : null;
-  for (const lane of [lanes.a, lanes.b]) lane?.dial.setMeasured(found);
-  if (found) get("measured").textContent = `The curve: ${found.data}; ${found.command}; adapter ${found.adapter}.`;
 }
 greet();
 point(null, null);
