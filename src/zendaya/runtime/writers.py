@@ -112,7 +112,6 @@ class ScheduleWriter:
         self._horizons, self._least = list[int](), list[int]()  # the largest and the least of each step; the same without a hold
         self._held = 0  # the horizon at which a held step is tried next
         self._resume = 0  # tokens that must have arrived before a step that was put off is tried again
-        self._rewind = Rewind()
         self._paced = True  # whether N̂ is the length head's
         self._gamma_index = len(context.model.config.gammas) - 1
 
@@ -181,11 +180,7 @@ class ScheduleWriter:
         """Whether the most attended source token is among the newest that a hold waits behind."""
         assert tap is not None
         attention_F = tap.mean()
-        place, horizon = int(attention_F.argmax()), attention_F.shape[0]
-        if not window.slides or not hold:
-            return hold > 0 and place >= horizon - hold
-        silent = int(logits_V.argmax()) == self.context.model.config.framing.end  # no word is as likely
-        return self._rewind.waits(place, window.furthest, horizon) or silent or place >= horizon - hold
+        return int(attention_F.argmax()) >= attention_F.shape[0] - self.schedule.hold
 
     def _put_off(self, place: int, horizon: int, effective: int, num_rows: int) -> None:
         """Nothing to say yet: the row is withdrawn, and written again when it may read more."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
-from zendaya.runtime.overlap import Rewind
 from zendaya.runtime.policies.base import Floats, Heads, chosen_heads, num_shared
 from zendaya.runtime.rows import DecoderRows
 
@@ -32,7 +31,6 @@ class WindowView:
         self._read, self._fed = (0, 0), 0
         self._logits_V: Tensor | None = None
         self._place = 0
-        self._rewind = Rewind()
         self._tap = AttentionTap(chosen_heads(model, None, ())) if self._window.slides else None
         self._decoded = list[int]()  # the text written then, and what the last decode would have added
         self.places = [0] * len(self._written)
@@ -49,11 +47,7 @@ class WindowView:
     def attend(self, layer: int | None, heads: Heads) -> tuple[int, Floats]:
         if self._tap is None:
             self._tap = AttentionTap(chosen_heads(self._model, layer, heads))
-        logits_V = self._ahead()
-        token = self._choose(logits_V, self._written)
-        if self._window.slides and not self.complete:  # as under a hold: the end where there is nothing new to say
-            back = self._rewind.waits(self._place, self._window.furthest, self.arrived)
-            token = self.end if back or int(logits_V.argmax()) == self.end else token
+        token = self._choose(self._ahead(), self._written)
         self.places[len(self._written) :] = [self._place]
         self._compare([token])
         return token, self._tap.mean().numpy(force=True)
