@@ -160,10 +160,11 @@ def test_no_step_is_written_on_the_edge_of_a_full_window(model):
             assert event.spoken_s == pytest.approx((event.window_start + place + 1) / RATE)
 
 
+@pytest.mark.parametrize("steps", [40, None])
 @pytest.mark.parametrize("gamma", [0.0, 0.05])
-def test_a_late_step_is_written_before_its_window_slides(model, monkeypatch, gamma):
+def test_a_late_step_is_written_before_its_window_slides(model, monkeypatch, gamma, steps):
     """A window that overlaps may slide before W tokens are in it: a step that asks for all of them is not lost."""
-    session, given = open_session(model, PowerLaw(gamma)), parts()
+    session, given = open_session(model, PowerLaw(gamma), steps=steps), parts()
     monkeypatch.setattr(AttentionTap, "most_attended", lambda tap: min(2 * len(session._window.written), tap.mean().shape[0] - 1))
     fulls, found = {0: WINDOW}, {}
     for part in given:
