@@ -288,5 +288,5 @@ def test_real_speech_is_written_once(data, monkeypatch):
     spoken = " ".join(line["text"] for line in said).lower().split()
     phrases = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
     assert len(phrases) == len(set(phrases)), words
-    assert 0.8 < len(words) / len(spoken) < 1.1
-    assert word_error_rate([" ".join(words)], [" ".join(spoken)]).value < 30
+    assert 0.7 < len(words) / len(spoken) < 1.1
+    assert word_error_rate([" ".join(words)], [" ".join(spoken)]).value < 40

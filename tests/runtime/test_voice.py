@@ -118,7 +118,7 @@ def test_speech_after_silence_is_written_from_its_first_word(shipped, speech):
     first, second = ([event for event in events if (event.window_start > 30 * 50) == late] for late in (False, True))
     for found, begin_s in ((first, 20.0), (second, 35 + speech.size / RATE)):
         assert begin_s - 0.5 < found[0].window_start / 50 < begin_s + 0.4  # from just before the first word
-        assert all(begin_s - 0.5 < event.read_s <= event.arrival_s for event in found)
+        assert all(begin_s - 0.5 < event.read_s <= event.arrival_s + 0.02 for event in found)
         assert found[-1].last
     assert first[-1].arrival_s < 20 + speech.size / RATE + 2.1  # the end is written once the silence is known, not when speech resumes
 
