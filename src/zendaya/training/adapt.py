@@ -86,7 +86,7 @@ class AdaptConfig:
             raise ConfigError(f"adapt config: window_tokens must lie in 1 … 1500: got {self.window_tokens}")
 
 
-LOOP = LoopConfig(epochs=1, batch_tokens=3400, accumulate=2, learning_rate=1e-3, warmup_steps=20, weight_decay=0.0)
+LOOP = LoopConfig(epochs=1, batch_tokens=3400, accumulate=2, learning_rate=1e-3, warmup_steps=12, weight_decay=0.0, log_every=5)
 """How the adapters are optimised: small steps of about two minutes of speech."""
 
 
