@@ -197,6 +197,7 @@ def test_bad_input_is_refused(model):
     assert "overlap_tokens" not in ModelConfig(**{**vars(model.config), "overlap_tokens": 0}).to_dict()
 
 
+@pytest.mark.slow
 def test_real_speech_is_written_once(data):
     """The published tiny.en, not made for it, over windows of 15 s: no phrase is written again where a window slides."""
     weights = load_weights("tiny.en")
