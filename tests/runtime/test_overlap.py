@@ -268,6 +268,7 @@ def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
     assert [event.token for event in ended] == [model.config.framing.end]  # nothing but what was written before is left
 
 
+@pytest.mark.slow
 def test_real_speech_is_written_once(data, monkeypatch):
     """The published tiny.en, not made for it, over windows of 15 s: no phrase is written again where a window slides."""
     monkeypatch.setattr("zendaya.runtime.writers.STALL_TOKENS", 10_000)  # it often lags behind, and would begin anew
