@@ -268,6 +268,19 @@ def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
     assert [event.token for event in ended] == [model.config.framing.end]  # nothing but what was written before is left
 
 
+def test_another_word_that_looks_back_is_written(model, monkeypatch):
+    """Alignment heads may look at a pause: only a word that was heard there before would be written twice."""
+    monkeypatch.setattr("zendaya.runtime.writers.REWIND_TOKENS", 5)
+    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text: 5 + len(text) % 2 if len(text) < 5 else 7)
+    looks = [10, 10, 10, 10, 10, 200]
+    monkeypatch.setattr(
+        AttentionTap, "most_attended", lambda tap: max(0, tap.mean().shape[0] - looks[min(len(session._window.written), 5)])
+    )
+    session = open_session(model, PowerLaw(1, head=WINDOW, hold=6))
+    events = [event for part in parts(total=110) for event in push(session, part)]
+    assert 7 in [event.token for event in events]
+
+
 @pytest.mark.slow
 def test_real_speech_is_written_once(data, monkeypatch):
     """The published tiny.en, not made for it, over windows of 15 s: no phrase is written again where a window slides."""

@@ -12,7 +12,7 @@ EDGE_TOKENS = 25
 """Newest source tokens of a full window, 0.5 s of speech, on which no step is written: their right context is in the next window."""
 
 REWIND_TOKENS = 50
-"""A word that was heard this much before the last one, a second of speech, has been written before."""
+"""A word that was heard this much before the last one, a second of speech, has been written before if the same word was heard there."""
 STALL_TOKENS, STALL_WORDS = 100, 3
 """Source tokens of speech, 2 s, that a text may leave behind unwritten before it begins anew after its last word, and the tokens of text
 that it takes to say so: a noise that wrote a word is no text."""
@@ -38,6 +38,11 @@ def first_kept(starts: Sequence[bool], places: Sequence[int], begin: int) -> int
 def word_starts(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[bool]:
     """Which tokens begin a word: those whose text begins with a blank, all where there is no text."""
     return [tokenizer is None or tokenizer.decode([token])[:1].isspace() for token in tokens]
+
+
+def same_word(one: int, other: int, tokenizer: Tokenizer | None) -> bool:
+    """Whether two tokens are the same but for capitals."""
+    return one == other or (tokenizer is not None and tokenizer.decode([one]).lower() == tokenizer.decode([other]).lower())
 
 
 def prefix_rows(prompt: Sequence[int], prefix: Sequence[int], horizons: Sequence[int]) -> list[RowRequest]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
 from zendaya.nn.model import Model
-from zendaya.runtime.overlap import EDGE_TOKENS, REWIND_TOKENS, STALL_TOKENS, STALL_WORDS, word_starts
+from zendaya.runtime.overlap import EDGE_TOKENS, REWIND_TOKENS, STALL_TOKENS, STALL_WORDS, same_word, word_starts
 from zendaya.runtime.policies._view import WindowView
 from zendaya.runtime.policies.base import Policy, chosen_heads
 from zendaya.runtime.rows import DecoderRows, RowRequest
@@ -57,9 +57,13 @@ class WriterContext:
         return self.window.slides and not self.window.complete and place >= self.full - EDGE_TOKENS
 
     def rewinds(self, token: int, place: int) -> bool:
-        """Whether a word that is to be written was heard well before the last one: it would be written for the second time."""
-        window = self.window
-        return window.slides and place < window.last_place - REWIND_TOKENS and word_starts([token], self.model.tokenizer)[0]
+        """Whether a word that is to be written was heard well before the last one, where the same word was: it would be written twice."""
+        window, tokenizer = self.window, self.model.tokenizer
+        if not window.slides or place >= window.last_place - REWIND_TOKENS or not word_starts([token], tokenizer)[0]:
+            return False
+        heard = zip(window.written, window.heard, strict=True)
+        near = [other for other, at in heard if abs(at.place - window.start - place) <= EDGE_TOKENS]
+        return any(same_word(token, other, tokenizer) for other in near)
 
     def choose(self, logits_V: Tensor, horizon: int) -> int:
         """The next token; a window that began anew and leaves speech behind again writes the likeliest word, however unsure."""
