@@ -71,8 +71,8 @@ def main() -> None:
         pipeline, found = Pipeline.open(model, encoder, DecodeOptions(schedule=PowerLaw(0.5), voice=voice), engine=engine), list[float]()
         choose = pipeline.session._context.rules.choose
 
-        def watched(logits_V: torch.Tensor, text: Any) -> int:
-            token = choose(logits_V, text)
+        def watched(logits_V: torch.Tensor, text: Any, **speech: int) -> int:
+            token = choose(logits_V, text, **speech)
             if not text and token != model.config.framing.end:
                 found.append(float(logits_V.softmax(-1)[token]))
             return token

@@ -234,7 +234,7 @@ def test_bad_input_is_refused(model):
 def test_a_text_that_lost_its_way_begins_anew(model, monkeypatch):
     monkeypatch.setattr("zendaya.runtime.writers.STALL_TOKENS", 20)
     end = model.config.framing.end
-    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text: end if len(text) >= 3 else 5)
+    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text, **_: end if len(text) >= 3 else 5)
     given = parts(total=200)
     session = open_session(model, PowerLaw(1, head=WINDOW, hold=6))
     events = [event for part in given for event in push(session, part)]
@@ -256,7 +256,7 @@ def test_a_text_that_lost_its_way_begins_anew(model, monkeypatch):
 def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
     written = []
     monkeypatch.setattr("zendaya.runtime.writers.REWIND_TOKENS", 5)
-    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text: (written.append(len(text)), 5)[1])
+    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text, **_: (written.append(len(text)), 5)[1])
     given, schedule = parts(total=110), PowerLaw(1, head=WINDOW, hold=6)
     unguarded = open_session(model, schedule)
     freely = len([event for part in given for event in push(unguarded, part)])
@@ -271,7 +271,7 @@ def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
 def test_another_word_that_looks_back_is_written(model, monkeypatch):
     """Alignment heads may look at a pause: only a word that was heard there before would be written twice."""
     monkeypatch.setattr("zendaya.runtime.writers.REWIND_TOKENS", 5)
-    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text: 5 + len(text) % 2 if len(text) < 5 else 7)
+    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text, **_: 5 + len(text) % 2 if len(text) < 5 else 7)
     looks = [10, 10, 10, 10, 10, 200]
     monkeypatch.setattr(
         AttentionTap, "most_attended", lambda tap: max(0, tap.mean().shape[0] - looks[min(len(session._window.written), 5)])

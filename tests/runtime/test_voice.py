@@ -16,7 +16,7 @@ from zendaya.encoders.features import Precomputed
 from zendaya.errors import ConfigError, SourceError
 from zendaya.runtime.engine import engine_for
 from zendaya.runtime.loading import load_live
-from zendaya.runtime.token_rules import START_SHARE, LikelyEnd, SureStart, TokenRules
+from zendaya.runtime.token_rules import START_SHARE, START_TOKENS, LikelyEnd, SureStart, TokenRules
 from zendaya.runtime.voice import AFTER, BEFORE, VoiceGate
 from zendaya.sources.live import at_once, paced
 from zendaya.sources.media import read_audio
@@ -313,6 +313,7 @@ def test_a_text_begins_only_with_a_sure_token():
     guess[7], sure[7] = 1.0, 5.0  # of 100 tokens: 2.7 % and 60 %
     assert float(guess.softmax(0).max()) < START_SHARE < float(sure.softmax(0).max())
     assert (rules.choose(guess, []), rules.choose(sure, []), rules.choose(guess, [5])) == (3, 7, 7)
+    assert (rules.choose(guess, [], speech=START_TOKENS - 1), rules.choose(guess, [], speech=START_TOKENS)) == (3, 7)  # a name is a guess
     guess[3] = 4.0  # the end is likelier than any word, but not than all: without the rule the next best word would be written
     assert TokenRules([LikelyEnd(end=3)]).choose(guess, []) == 7
     assert TokenRules([SureStart(end=3), LikelyEnd(end=3)]).choose(guess, []) == 3

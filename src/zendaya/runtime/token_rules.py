@@ -20,6 +20,8 @@ END_SHARE = 0.5
 
 START_SHARE = 0.2
 """Least probability of a text's first token: between those of noise and of speech (`benchmarks/first_tokens.py`, docs/LOG.md)."""
+START_TOKENS = 75
+"""Source tokens of speech, 1.5 s, after which a text begins with any word, however unsure: a name may always be a guess."""
 
 
 class TokenRule:
@@ -96,6 +98,7 @@ class TokenRules:
 
     def __init__(self, rules: Sequence[TokenRule]) -> None:
         self.rules = tuple(rules)
+        self._spoken = tuple(rule for rule in self.rules if not isinstance(rule, SureStart))
 
     @staticmethod
     def of(config: ModelConfig, *, speech_only: bool = False) -> TokenRules:
@@ -109,15 +112,16 @@ class TokenRules:
             rules += [] if config.overlap_tokens else [LikelyEnd(config.framing.end)]
         return TokenRules(rules)
 
-    def choose(self, logits_V: Tensor, text: Sequence[int]) -> int:
-        """The greedy choice after a window's text."""
+    def choose(self, logits_V: Tensor, text: Sequence[int], *, speech: int = 0) -> int:
+        """The greedy choice after a window's text, of which so many source tokens hold speech."""
+        rules = self.rules if speech < START_TOKENS else self._spoken
         best = int(logits_V.numpy().argmax() if logits_V.is_cpu else logits_V.argmax())  # NumPy's is four times as fast
-        if not any(best in rule.banned(text) or rule.doubts(best, text) for rule in self.rules):
+        if not any(best in rule.banned(text) or rule.doubts(best, text) for rule in rules):
             return best
-        banned = {token for rule in self.rules for token in rule.banned(text)}
+        banned = {token for rule in rules for token in rule.banned(text)}
         logits_V = logits_V.clone()
         logits_V[list(banned)] = -torch.inf
-        for rule in self.rules:
+        for rule in rules:
             rule.adjust(logits_V, text)
         return int(logits_V.argmax())
 

@@ -65,10 +65,14 @@ class WriterContext:
         near = [other for other, at in heard if abs(at.place - window.start - place) <= EDGE_TOKENS]
         return any(same_word(token, other, tokenizer) for other in near)
 
+    def choose_after(self, logits_V: Tensor, text: Sequence[int], horizon: int) -> int:
+        """The next token of a text, as the rules have it."""
+        return self.rules.choose(logits_V, text, speech=0 if text else int(self.window.speech_T[: max(0, horizon)].sum()))
+
     def choose(self, logits_V: Tensor, horizon: int) -> int:
         """The next token; a window that began anew and leaves speech behind again writes the likeliest word, however unsure."""
         end = self.model.config.framing.end
-        token = self.rules.choose(logits_V, self.window.written)
+        token = self.choose_after(logits_V, self.window.written, horizon)
         if token != end or not self.window.anew or not self._behind(horizon):
             return token
         words_V = logits_V.clone()
@@ -81,7 +85,7 @@ class WriterContext:
 
     def _behind(self, horizon: int) -> bool:
         window = self.window
-        return window.slides and int(window.speech_T[window.last_place + 1 : horizon].sum()) > STALL_TOKENS
+        return window.slides and int(window.speech_T[window.last_place + 1 : max(0, horizon)].sum()) > STALL_TOKENS
 
     @property
     def full(self) -> int:
@@ -281,7 +285,7 @@ class PolicyWriter:
         self._chunk = policy.chunk or context.input.block
         self._asked_at = min(max(self._chunk, context.window.arrived), context.window.width)
         self._state: Any = policy.start()
-        self._view = WindowView(context.model, context.rows, context.rules.choose, max_steps=context.max_steps)
+        self._view = WindowView(context.model, context.rows, self._choose, max_steps=context.max_steps)
         self._withheld: int | None = None  # a token that waits for the window to slide
 
     def next(self) -> Work:
@@ -303,6 +307,9 @@ class PolicyWriter:
                 assert not window.complete, f"{self.policy} waits for more of a window that is complete"
                 self._asked_at = min(window.arrived + self._chunk, window.width + window.slides)
         yield  # a generator like the other writer's: a policy computes its own rows, each of which depends on the one before
+
+    def _choose(self, logits_V: Tensor, text: Sequence[int]) -> int:
+        return self.context.choose_after(logits_V, text, self.context.window.arrived)
 
     def turn(self, schedule: Schedule) -> None:
         raise AssertionError("a session refuses to turn a policy")
