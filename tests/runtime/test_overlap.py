@@ -253,6 +253,17 @@ def test_a_text_that_lost_its_way_begins_anew(model, monkeypatch):
     assert silent < len(events)  # silence is nothing that was left behind
 
 
+def look_back(monkeypatch, by):
+    """Let the alignment heads look at one source token, so many before the newest, or at the first."""
+
+    def mean(tap):
+        attention_F = torch.zeros_like(tap.weights_F[0])
+        attention_F[max(0, len(attention_F) - by()) :][:1] = 1.0
+        return attention_F
+
+    monkeypatch.setattr(AttentionTap, "mean", mean)
+
+
 def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
     written = []
     monkeypatch.setattr("zendaya.runtime.writers.REWIND_TOKENS", 5)
@@ -260,7 +271,7 @@ def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
     given, schedule = parts(total=110), PowerLaw(1, head=WINDOW, hold=6)
     unguarded = open_session(model, schedule)
     freely = len([event for part in given for event in push(unguarded, part)])
-    monkeypatch.setattr(AttentionTap, "most_attended", lambda tap: max(0, tap.mean().shape[0] - (10 if written[-1] < 5 else 200)))
+    look_back(monkeypatch, lambda: 10 if written[-1] < 5 else 200)
     session = open_session(model, schedule)
     events = [event for part in given for event in push(session, part)]
     assert 0 < len(events) < freely
@@ -272,10 +283,7 @@ def test_another_word_that_looks_back_is_written(model, monkeypatch):
     """Alignment heads may look at a pause: only a word that was heard there before would be written twice."""
     monkeypatch.setattr("zendaya.runtime.writers.REWIND_TOKENS", 5)
     monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text, **_: 5 + len(text) % 2 if len(text) < 5 else 7)
-    looks = [10, 10, 10, 10, 10, 200]
-    monkeypatch.setattr(
-        AttentionTap, "most_attended", lambda tap: max(0, tap.mean().shape[0] - looks[min(len(session._window.written), 5)])
-    )
+    look_back(monkeypatch, lambda: 10 if len(session._window.written) < 5 else 200)
     session = open_session(model, PowerLaw(1, head=WINDOW, hold=6))
     events = [event for part in parts(total=110) for event in push(session, part)]
     assert 7 in [event.token for event in events]

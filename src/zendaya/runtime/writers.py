@@ -56,10 +56,15 @@ class WriterContext:
         """Whether a source token is among the last that a window will hold, so that its right context comes with the next one."""
         return self.window.slides and not self.window.complete and place >= self.full - EDGE_TOKENS
 
-    def rewinds(self, token: int, place: int) -> bool:
+    def rewinds(self, token: int, tap: AttentionTap | None) -> bool:
         """Whether a word that is to be written was heard well before the last one, where the same word was: it would be written twice."""
         window, tokenizer = self.window, self.model.tokenizer
-        if not window.slides or place >= window.last_place - REWIND_TOKENS or not word_starts([token], tokenizer)[0]:
+        late = window.last_place - REWIND_TOKENS
+        if tap is None or not window.slides or late <= 0 or not word_starts([token], tokenizer)[0]:
+            return False
+        attention_F = tap.mean()
+        place = int(attention_F.argmax())
+        if place >= late or float(attention_F[late:].sum()) > 0.5:  # one token may stand out although most of the attention is elsewhere
             return False
         heard = zip(window.written, window.heard, strict=True)
         near = [other for other, at in heard if abs(at.place - window.start - place) <= EDGE_TOKENS]
@@ -164,7 +169,7 @@ class ScheduleWriter:
             ended = window.complete and effective == window.arrived
             free = horizon < most and effective == horizon and not ended  # to be held
             seen = tap.most_attended() if tap is not None and window.slides else 0
-            again = not waits and context.rewinds(token, seen)
+            again = not waits and context.rewinds(token, tap)
             if ended and again:
                 token, waits, again = config.framing.end, True, False  # what follows was written before
             if (waits or again) and not ended and context.stalled(effective - self.schedule.hold):
