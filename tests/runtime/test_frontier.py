@@ -98,14 +98,14 @@ def test_one_function_chooses(frontier, frontier_of):
 
 def test_models_without_a_frontier_have_defaults():
     fixed = preset("tiny")
-    sliding = dataclasses.replace(fixed, window_tokens=120, overlap_tokens=40, history=False)
+    sliding = dataclasses.replace(fixed, overlap_tokens=8, history=False)
     assert choose_setting(None, config=fixed).schedule == PowerLaw(0.5)
-    assert choose_setting(None, config=sliding).schedule == PowerLaw(1, head=120, hold=25)
+    assert choose_setting(None, config=sliding).schedule == PowerLaw(1, head=fixed.window_tokens, hold=25)
     assert choose_setting(None, config=sliding, schedule=PowerLaw(0.5)).schedule == PowerLaw(0.5)
 
 
 def test_nobody_waits_for_a_whole_recording(frontier):
-    sliding = dataclasses.replace(preset("tiny"), window_tokens=120, overlap_tokens=40, history=False)
+    sliding = dataclasses.replace(preset("tiny"), overlap_tokens=8, history=False)
     assert choose_setting(frontier, whole=True).point == frontier.points[-1]
     assert choose_setting(frontier, lag_s=2.0, whole=True).point == frontier.points[2]
     assert choose_setting(frontier, schedule=PowerLaw(1), whole=True).schedule == PowerLaw(1)

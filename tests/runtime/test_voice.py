@@ -118,7 +118,7 @@ def test_speech_after_silence_is_written_from_its_first_word(shipped, speech):
     first, second = ([event for event in events if (event.window_start > 30 * 50) == late] for late in (False, True))
     for found, begin_s in ((first, 20.0), (second, 35 + speech.size / RATE)):
         assert begin_s - 0.5 < found[0].window_start / 50 < begin_s + 0.4  # from just before the first word
-        assert all(begin_s - 0.5 < event.read_s <= event.arrival_s + 0.02 for event in found)
+        assert all(begin_s < event.read_s <= event.arrival_s for event in found)
         assert found[-1].last
     assert first[-1].arrival_s < 20 + speech.size / RATE + 2.1  # the end is written once the silence is known, not when speech resumes
 
@@ -146,9 +146,13 @@ def test_chunks_and_the_clock_change_no_event(shipped, speech):
     assert live == events
 
 
-def test_windows_that_slide_do_not_end_at_pauses(shipped):
-    with pytest.raises(ConfigError, match="the windows of this model overlap: give cut=fixed"):
-        shipped(cut="pauses", window_s=4.0)
+@pytest.mark.slow
+def test_windows_at_pauses_go_with_the_gate(shipped, speech):
+    sound = np.concatenate([silence(6), speech, silence(4), speech])
+    events = run(shipped(cut="pauses", window_s=4.0), sound)
+    assert run(shipped(cut="pauses", window_s=4.0), sound, 1600) == events
+    assert len({event.window_start for event in events}) > 4
+    assert text(events).count("tried") == 2
 
 
 @pytest.mark.slow

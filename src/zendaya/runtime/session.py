@@ -318,7 +318,7 @@ class Session:
         horizons = [min(window.arrived, max(0, heard.horizon - begin)) for heard in window.heard]
         # A step that was held has been decided upon from what it read then.
         tried = before.start + self._writer.tried - begin if self._writer.tried else 0
-        window.overlap = Overlap(window.arrived, min(window.arrived, max([*horizons, tried, 0])))
+        window.overlap = Overlap(item.own, window.arrived, min(window.arrived, max([*horizons, tried, 0])))
         window.closed = len(window.written) >= self._context.max_steps
         self.rows.restart()
         self._enter(window)

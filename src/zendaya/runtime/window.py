@@ -31,6 +31,9 @@ class HeardAt(NamedTuple):
 class Overlap(NamedTuple):
     """What a window has taken over from the one before."""
 
+    anew: bool = False
+    """Whether it began in the middle of the one before, whose text had lost its way."""
+
     tokens: int = 0
     """Source tokens that it began with."""
     floor: int = 0
@@ -80,6 +83,11 @@ class Window:
     def arrived_TE(self) -> Tensor:  # noqa: N802
         """The source tokens that have arrived."""
         return self.tokens_TE[: self.arrived]
+
+    @property
+    def anew(self) -> bool:
+        """Whether it began because the text of the one before had lost its way."""
+        return self.overlap.anew
 
     @property
     def has_speech(self) -> bool:

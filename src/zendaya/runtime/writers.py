@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from zendaya.nn.decoder import AttentionTap
@@ -60,11 +61,23 @@ class WriterContext:
         window = self.window
         return window.slides and place < window.last_place - REWIND_TOKENS and word_starts([token], self.model.tokenizer)[0]
 
+    def choose(self, logits_V: Tensor, horizon: int) -> int:
+        """The next token; a window that began anew and leaves speech behind again writes the likeliest word, however unsure."""
+        end = self.model.config.framing.end
+        token = self.rules.choose(logits_V, self.window.written)
+        if token != end or not self.window.anew or not self._behind(horizon):
+            return token
+        words_V = logits_V.clone()
+        words_V[end] = -torch.inf
+        return self.rules.choose(words_V, self.window.written or [end])
+
     def stalled(self, horizon: int) -> bool:
         """Whether there was much speech after the last word, up to a horizon, of which nothing was written: the text has lost its way."""
+        return len(self.window.written) >= STALL_WORDS and self._behind(horizon)
+
+    def _behind(self, horizon: int) -> bool:
         window = self.window
-        left = int(window.speech_T[window.last_place + 1 : horizon].sum())
-        return window.slides and len(window.written) >= STALL_WORDS and left > STALL_TOKENS
+        return window.slides and int(window.speech_T[window.last_place + 1 : horizon].sum()) > STALL_TOKENS
 
     @property
     def full(self) -> int:
@@ -137,7 +150,7 @@ class ScheduleWriter:
             effective = min(horizon, window.arrived)
             tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most or window.slides else None
             logits_V = yield RowRequest(context.next_ids(), effective, is_step=True, tap=tap)
-            token, self.tried = context.rules.choose(logits_V, window.written), max(self.tried, effective)
+            token, self.tried = context.choose(logits_V, effective - self.schedule.hold), max(self.tried, effective)
             whole = window.complete and (effective == window.width or horizon > window.arrived)
             waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
