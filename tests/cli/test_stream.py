@@ -46,6 +46,7 @@ from zendaya.sources.media import read_audio
 
 ZENDAYA = Path(sys.executable).parent / "zendaya"
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
+MODEL = "tiny.en-live"
 SAID = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
 
@@ -57,7 +58,7 @@ def samples():
 
 @pytest.fixture(scope="module")
 def loaded():
-    return load_live("tiny.en-dial")
+    return load_live(MODEL)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def say(monkeypatch, capsys, loaded):
     monkeypatch.setattr("zendaya.runtime.loading.load_live", lambda name, encoder=None: loaded)
 
     def run(source=None, **options):
-        stream(source=None if source is None else str(source), **options)
+        stream(source=None if source is None else str(source), **{"model": MODEL, **options})
         return capsys.readouterr().out
 
     return run
@@ -75,7 +76,9 @@ def say(monkeypatch, capsys, loaded):
 @pytest.fixture(scope="module")
 def text(loaded):
     """What the recording says, by a process of its own that is piped: fast, plain."""
-    result = subprocess.run([ZENDAYA, "stream", RECORDING], capture_output=True, text=True, timeout=600, check=True, env=ENVIRONMENT)
+    result = subprocess.run(
+        [ZENDAYA, "stream", RECORDING, "--model", MODEL], capture_output=True, text=True, timeout=600, check=True, env=ENVIRONMENT
+    )
     assert result.stderr == ""
     return result.stdout
 
@@ -83,7 +86,7 @@ def text(loaded):
 @pytest.fixture(scope="module")
 def live_text(loaded):
     """What a source that is heard live becomes at the default setting."""
-    setting = choose_setting(read_frontier("tiny.en-dial"), config=loaded[0].config).setting
+    setting = choose_setting(read_frontier(MODEL), config=loaded[0].config).setting
     return "".join(event.text for event in played(loaded, str(setting)))
 
 
@@ -153,7 +156,7 @@ LAGS = (("gamma=1.5;block_s=0.5", 0.8, 14.0), ("gamma=1,head=10;block_s=1", 1.4,
 @pytest.fixture
 def measured(tmp_path, frontier_of):
     """The shipped adapter in a folder of its own, with a frontier written by hand."""
-    shutil.copy(weights_path("tiny.en-dial"), tmp_path / ADAPTER)
+    shutil.copy(weights_path(MODEL), tmp_path / ADAPTER)
     frontier_of(*LAGS, model_digest=stated_digest(tmp_path / ADAPTER)).write(tmp_path / FRONTIER)
     return str(tmp_path)
 
@@ -238,8 +241,8 @@ def test_keys_turn_through_the_frontier(loaded, measured, monkeypatch):
 
 def test_gamma_beyond_training_is_warned_of(say, capsys, tmp_path):
     assert say(RECORDING, realtime=False, gamma=1.5)
-    stream(source=str(RECORDING), realtime=False, gamma=2.0)
-    assert capsys.readouterr().err == "zendaya: γ = 2 is beyond what tiny.en-dial was trained for, 1.5 at most: expect worse text\n"
+    stream(source=str(RECORDING), model=MODEL, realtime=False, gamma=2.0)
+    assert capsys.readouterr().err == f"zendaya: γ = 2 is beyond what {MODEL} was trained for, 1.5 at most: expect worse text\n"
     (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {}, "schedule": "dial=2,offline=0.1"}))
     assert gamma_warning(PowerLaw(2.0), tmp_path) is None
     assert "2 at most" in gamma_warning(PowerLaw(2.5), tmp_path)
@@ -327,7 +330,8 @@ def test_a_pipe_is_heard_as_it_comes(kind, live_text, samples, tmp_path):
                 container.mux(audio.encode(frame))
             container.mux(audio.encode(None))
         data, options = (tmp_path / "a.mp3").read_bytes(), []
-    result = subprocess.run([ZENDAYA, "stream", "-", *options], input=data, capture_output=True, timeout=600, check=True, env=ENVIRONMENT)
+    command = [ZENDAYA, "stream", "-", "--model", MODEL, *options]
+    result = subprocess.run(command, input=data, capture_output=True, timeout=600, check=True, env=ENVIRONMENT)
     assert result.stderr == b""
     heard, said = words(result.stdout.decode()), words(live_text)
     if kind == "wav":
@@ -475,7 +479,7 @@ class Child:
 
 
 def test_a_terminal_shows_live_captions_and_keys_turn_the_dial(tmp_path):
-    child = Child("stream", RECORDING, "--vtt", tmp_path / "a.vtt", "--gamma", "1")
+    child = Child("stream", RECORDING, "--model", MODEL, "--vtt", tmp_path / "a.vtt", "--gamma", "1")
     child.until("[ γ 1.0 ] │ listening")
     assert not child.modes & termios.ICANON
     begun = time.monotonic()
@@ -514,7 +518,7 @@ def test_the_demo_on_a_page_serves_until_ctrl_c():
 
 
 def test_ctrl_c_keeps_what_was_decided(tmp_path):
-    child = Child("stream", RECORDING, "--vtt", tmp_path / "a.vtt", "--srt", tmp_path / "a.srt", "--gamma", "1")
+    child = Child("stream", RECORDING, "--model", MODEL, "--vtt", tmp_path / "a.vtt", "--srt", tmp_path / "a.srt", "--gamma", "1")
     child.until("Ever")
     child.press("\x03")
     assert child.end() == 130
@@ -526,7 +530,7 @@ def test_ctrl_c_keeps_what_was_decided(tmp_path):
 
 def test_killed_in_the_middle_the_subtitles_are_whole_cues(samples, tmp_path):
     """A pipe that never ends: the file is looked at while it grows, and after a kill."""
-    command = [ZENDAYA, "stream", "-", "--raw", "--vtt", tmp_path / "a.vtt"]
+    command = [ZENDAYA, "stream", "-", "--raw", "--model", MODEL, "--vtt", tmp_path / "a.vtt"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     process.stdin.write((samples * 32767).astype("<i2").tobytes() * 2)
     process.stdin.flush()
@@ -544,7 +548,11 @@ def test_killed_in_the_middle_the_subtitles_are_whole_cues(samples, tmp_path):
 
 def test_ctrl_c_in_a_pipe_ends_it_too(samples):
     process = subprocess.Popen(
-        [ZENDAYA, "stream", "-", "--raw"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+        [ZENDAYA, "stream", "-", "--raw", "--model", MODEL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
     )
     process.stdin.write((samples * 32767).astype("<i2").tobytes())
     process.stdin.flush()

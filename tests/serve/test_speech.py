@@ -47,12 +47,13 @@ from zendaya.sources.live import at_once
 from zendaya.sources.media import read_audio
 
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
+MODEL = "tiny.en-live"
 SAID = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
 
 
 @pytest.fixture(scope="module")
 def speech():
-    return Served("tiny.en-dial", *load_live("tiny.en-dial"))
+    return Served(MODEL, *load_live(MODEL))
 
 
 @pytest.fixture(scope="module")
@@ -210,11 +211,11 @@ def base64_of(samples):
 @pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager:DeprecationWarning")  # the SDK's own use of websockets
 def test_openais_sdk_transcribes_in_real_time(running, sdk, alone, pcm):
     deltas, done, committed = {}, {}, []
-    with sdk.realtime.connect(model="tiny.en-dial", extra_query={"intent": "transcription"}) as connection:
+    with sdk.realtime.connect(model=MODEL, extra_query={"intent": "transcription"}) as connection:
         created = connection.recv()
         assert (created.type, created.session.type) == ("session.created", "transcription")
         form = {"type": "audio/pcm", "rate": 16000}
-        settings = {"format": form, "transcription": {"model": "tiny.en-dial", "delay": "medium"}, "turn_detection": None}
+        settings = {"format": form, "transcription": {"model": MODEL, "delay": "medium"}, "turn_detection": None}
         connection.session.update(session={"type": "transcription", "audio": {"input": settings}})
         updated = connection.recv()
         assert (updated.type, updated.session.audio.input.transcription.delay) == ("session.updated", "medium")
@@ -285,7 +286,7 @@ def test_cleared_audio_is_not_written(running, alone, default, pcm):
     one = Realtime(running, "")
     one.tell(
         "transcription_session.update",
-        session={"input_audio_format": "pcm16", "input_audio_transcription": {"model": "tiny.en-dial"}, "turn_detection": None},
+        session={"input_audio_format": "pcm16", "input_audio_transcription": {"model": MODEL}, "turn_detection": None},
     )
     assert one.until("transcription_session.updated")["session"]["audio"]["input"]["format"]["rate"] == 24000
     one.tell("session.update", session=configured(16000))
@@ -402,7 +403,7 @@ def test_openais_sdk_transcribes_a_file_in_every_format(running, sdk, alone, flo
 
     def ask(**options):
         with RECORDING.open("rb") as file:
-            return sdk.audio.transcriptions.create(file=file, model="tiny.en-dial", **options)
+            return sdk.audio.transcriptions.create(file=file, model=MODEL, **options)
 
     assert ask().text == text
     assert ask(response_format="text") == text + "\n"
@@ -421,7 +422,7 @@ def test_openais_sdk_transcribes_a_file_in_every_format(running, sdk, alone, flo
     assert len(pieces) > 5
     assert ask(extra_body={"gamma": 1.0}).text == alone(floats, 1.0).strip()
     assert ask(extra_body={"delay": "minimal"}).text == alone(floats, 1.0).strip()
-    assert [model.id for model in sdk.models.list()] == ["tiny.en-dial"]
+    assert [model.id for model in sdk.models.list()] == [MODEL]
     wait_for(lambda: not running.server.seats and not len(running.server.hub))
 
 
@@ -438,7 +439,7 @@ def file_of(samples, rate=16000):
 @pytest.mark.parametrize(
     ("files", "data", "param"),
     [
-        ({}, {"model": "tiny.en-dial"}, "content-type"),
+        ({}, {"model": MODEL}, "content-type"),
         ({"file": ("../../x.wav", b"not sound")}, {}, "file"),
         ({"file": ("x.wav", b"")}, {}, "file"),
         ({"file": ("x.m3u8", b"#EXTM3U\nfile:///etc/passwd")}, {}, "file"),
@@ -532,7 +533,7 @@ def test_wyomings_client_transcribes_twice_on_one_connection(running, alone, def
         async with AsyncTcpClient("127.0.0.1", running.wyoming_port) as client:
             await client.write_event(Describe().event())
             _, info = await until(client, Info)
-            assert [(program.models[0].name, program.supports_transcript_streaming) for program in info.asr] == [("tiny.en-dial", True)]
+            assert [(program.models[0].name, program.supports_transcript_streaming) for program in info.asr] == [(MODEL, True)]
             await client.write_event(Ping(text="here").event())
             assert (await until(client, Pong))[1].text == "here"
             for part in (pcm, pcm[: pcm.size // 2]):
