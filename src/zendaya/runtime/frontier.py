@@ -227,10 +227,10 @@ def choose_setting(
 
 def _unmeasured(config: ModelConfig | None, *, whole: bool) -> Schedule:
     """The default of a model without a frontier: where windows slide, each word once it is heard."""
+    if config is None or not config.overlap_tokens:
+        return PowerLaw(DEFAULT_GAMMA)  # words have their times from its pace
     if whole:
         return PowerLaw(0.0)
-    if config is None or not config.overlap_tokens:
-        return PowerLaw(DEFAULT_GAMMA)
     return PowerLaw(1.0, head=config.window_tokens, hold=DEFAULT_HOLD)
 
 
