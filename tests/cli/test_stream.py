@@ -46,7 +46,7 @@ from zendaya.sources.media import read_audio
 
 ZENDAYA = Path(sys.executable).parent / "zendaya"
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
-MODEL = "tiny.en-live"
+MODEL = "tiny.en-dial"
 SAID = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
 

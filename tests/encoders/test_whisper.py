@@ -236,7 +236,7 @@ def test_too_much_audio_is_refused(encoder):
 @needs_weights
 @needs_recording
 def test_the_shipped_adapter_transcribes_a_recording():
-    adapted = load_adapted("tiny.en-live")
+    adapted = load_adapted()
     samples = recording("beckett.wav")
     tokens = encode(adapted.encoder, [samples])
     session = adapted.model.open(PowerLaw(0), window_tokens=1500)

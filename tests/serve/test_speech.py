@@ -47,7 +47,7 @@ from zendaya.sources.live import at_once
 from zendaya.sources.media import read_audio
 
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
-MODEL = "tiny.en-live"
+MODEL = "tiny.en-dial"
 SAID = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
 
 
@@ -102,9 +102,9 @@ def held(monkeypatch):
     @contextlib.contextmanager
     def hold(running):
         go_on, hub = threading.Event(), running.server.hub
-        rounds, read = hub._batcher.round, running.server.served.encoder.read
+        rounds, blocks = hub._batcher.round, running.server.served.encoder.blocks
         monkeypatch.setattr(hub._batcher, "round", lambda: go_on.wait(60) and rounds())
-        monkeypatch.setattr(running.server.served.encoder, "read", lambda *source: go_on.wait(60) and read(*source))
+        monkeypatch.setattr(running.server.served.encoder, "blocks", lambda *source: go_on.wait(60) and blocks(*source))
         try:
             yield
         finally:
@@ -325,7 +325,7 @@ def test_audio_after_a_failed_item_begins_another(hearing, monkeypatch, then):
         one, kind = Realtime(running), "conversation.item.input_audio_transcription"
         one.tell("session.update", session=configured(16000))
         with monkeypatch.context() as patch:
-            patch.setattr(hearing.encoder, "read", lambda *source: 1 / 0)
+            patch.setattr(hearing.encoder, "blocks", lambda *source: 1 / 0)
             one.tell("input_audio_buffer.append", audio=base64_of(np.zeros(1600, "<i2")))
             failed = one.until(f"{kind}.failed")
         assert (failed["error"]["type"], failed["error"]["code"]) == ("server_error", "transcription_failed")
