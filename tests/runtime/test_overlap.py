@@ -264,11 +264,18 @@ def look_back(monkeypatch, by):
     monkeypatch.setattr(AttentionTap, "mean", mean)
 
 
-def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch):
+@pytest.mark.parametrize("schedule", [PowerLaw(1, head=WINDOW, hold=6), PowerLaw(1, head=16, hold=6), PowerLaw(0.7)])
+def test_a_word_heard_long_before_is_not_written_again(model, monkeypatch, schedule):
     written = []
+
+    def choose(rules, logits_V, text, **_):
+        written.append(len(text))
+        assert len(written) < 1000, "a step is tried for ever"
+        return 5
+
     monkeypatch.setattr("zendaya.runtime.writers.REWIND_TOKENS", 5)
-    monkeypatch.setattr(TokenRules, "choose", lambda rules, logits_V, text, **_: (written.append(len(text)), 5)[1])
-    given, schedule = parts(total=110), PowerLaw(1, head=WINDOW, hold=6)
+    monkeypatch.setattr(TokenRules, "choose", choose)
+    given = parts(total=110)
     unguarded = open_session(model, schedule)
     freely = len([event for part in given for event in push(unguarded, part)])
     look_back(monkeypatch, lambda: 10 if written[-1] < 5 else 200)

@@ -176,30 +176,17 @@ class ScheduleWriter:
                 context.rows.cache.num_rows = num_rows
                 window.begin_anew()
                 return None
-            if again:
-                self._retry(horizon, most, num_rows)
-            elif free and (waits or self._looks_ahead(tap)):
+            if free and (waits or again or self._looks_ahead(tap)):
                 context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
                 context.rows.cost.withdrawn += 1
-            elif not waits and context.at_edge(seen):
+            elif not waits and (context.at_edge(seen) or (again and horizon >= context.full)):
                 context.rows.cache.num_rows, self._resume = num_rows, window.width + 1
                 context.rows.cost.withdrawn += 1
-            elif whole or not waits:
+            elif whole or not (waits or again):
                 self.floor, self._held = horizon, 0
                 return Choice(token, horizon, effective, seen)
             else:
                 self._put_off(place, horizon, effective, num_rows)
-
-    def _retry(self, horizon: int, most: int, num_rows: int) -> None:
-        """Withdraw the row; the step is tried again with the next block, or in the window that this one slides into."""
-        context = self.context
-        context.rows.cache.num_rows = num_rows
-        context.rows.cost.withdrawn += 1
-        if horizon < most:
-            self._held = context.input.next_try(horizon, most)
-        else:
-            width = context.window.width
-            self._resume = width + 1 if horizon >= context.full else max(horizon + 1, context.input.next_try(horizon, width))
 
     def _looks_ahead(self, tap: AttentionTap | None) -> bool:
         """Whether the most attended source token is among the newest that a hold waits behind."""
