@@ -294,6 +294,31 @@ def test_taps_of_many_streams_are_those_of_one():
         assert mine is None or torch.equal(mine.mean(), other.mean())
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_rows_that_are_not_needed_get_no_logits(precision):
+    engine = NativeEngine(decoder(layers=3), threads=2, precision=precision)
+    sources, ids, horizons = [tokens(engine.config, count) for count in (20, 9, 31)], [[1, 2, 3], [4], [5, 6]], [17, 9, 30]
+
+    def rows(needless, sources=sources):
+        caches = [engine.start() for _ in sources]
+        engine.read_many(caches, sources)
+        taps = [AttentionTap(((0, 0),), unless=lambda tap, no=n in needless: no and tap.mean().shape[0] > 0) for n in range(3)]
+        return engine.rows(caches, ids, horizons, taps).clone(), [cache.num_rows for cache in caches]
+
+    whole, counts = rows(())
+    with torch.inference_mode():
+        caches = [engine.start() for _ in sources]
+        engine.read_many(caches, sources)
+        assert torch.equal(engine.rows(caches, ids, horizons), whole)
+    for needless in [(1,), (0, 2), (0, 1, 2)]:
+        some, written = rows(needless)
+        assert written == counts
+        assert torch.equal(some, torch.where(torch.tensor([n in needless for n in range(3)])[:, None], 0.0, whole))
+    broken = [sources[0].clone(), *sources[1:]]
+    broken[0][3] = torch.nan
+    assert [bool(row.isnan().any()) for row in rows((0, 1), broken)[0]] == [True, False, False]
+
+
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(st.data())
 def test_fuzzed_calls_never_crash_and_refusals_change_nothing(data):
@@ -527,16 +552,17 @@ def test_a_bad_call_returns_an_error_code():
     stream, foreign, none = cache._streams[0], other.start()._streams[0], None
     out = logits.ctypes.data
 
-    def rows(streams=(stream,), counts=(1,), ids=(1,), horizons=(0,), logits=out, weights=None, model=engine._model):
+    def rows(streams=(stream,), counts=(1,), ids=(1,), horizons=(0,), logits=out, weights=None, model=engine._model, last=None):
         handles = np.array([handle or 0 for handle in streams], np.uintp)
         counts, ids, horizons = (np.array(values, np.int32) for values in (counts, ids, horizons))
         pointers = (array.ctypes.data for array in (handles, counts, ids, horizons))
-        return library.zd_rows(model, len(streams), *pointers, logits, weights)
+        return library.zd_rows(model, len(streams), *pointers, logits, weights, last)
 
     assert rows(logits=None) == rows(streams=(none,)) == rows(model=None) == rows(streams=()) == backend.BAD_ARGUMENT
     assert rows(streams=(foreign,)) == rows((stream, stream), (1, 1), (1, 1), (0, 0)) == backend.BAD_STREAM
     codes = {rows(counts=(0,)), rows(counts=(-1,)), rows(counts=(51,)), rows(horizons=(1,)), rows(horizons=(-1,)), rows(ids=(61,))}
     assert codes == {-7, -8, -9}
+    assert library.zd_logits(engine._model, 1, None, out) == library.zd_logits(engine._model, 0, out, out) == backend.BAD_ARGUMENT
     assert library.zd_read(engine._model, 1, None, None, None) == library.zd_stream_truncate(none, 0) == backend.BAD_ARGUMENT
     assert library.zd_stream_clear_source(none) == library.zd_stream_num_rows(none) == backend.BAD_ARGUMENT
     assert library.zd_stream_truncate(stream, 1) == library.zd_stream_truncate(stream, -1) == -7

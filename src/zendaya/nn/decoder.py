@@ -54,6 +54,9 @@ class AttentionTap:
     """As (layer, head), from 0."""
     weights_F: list[Tensor] = field(default_factory=list)
     """After a step, the weights of its last row, per head in the order of the layers."""
+    unless: Callable[[AttentionTap], bool] | None = None
+    """Says from the weights that the row is not needed: an engine may leave out its logits."""
+    _needless: bool | None = None
 
     def mean(self) -> Tensor:
         """The weights averaged over the heads (F)."""
@@ -63,6 +66,12 @@ class AttentionTap:
         """The source token that the heads attend to most; 0 for a row that read none."""
         attention_F = self.mean()
         return int(attention_F.argmax()) if attention_F.shape[0] else 0
+
+    def needless(self) -> bool:
+        """Whether `unless` says that the row is not needed; asked once."""
+        if self._needless is None:
+            self._needless = self.unless is not None and self.unless(self)
+        return self._needless
 
 
 Taps = Sequence[AttentionTap | None]  # per stream of a call; None where no attention is asked for

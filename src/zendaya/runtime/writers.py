@@ -161,24 +161,30 @@ class ScheduleWriter:
             if not arrivals.wait(horizon):
                 return None
             effective = min(horizon, window.arrived)
-            tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most or window.slides else None
-            logits_V = yield RowRequest(context.next_ids(), effective, is_step=True, tap=tap)
-            token, self.tried = context.choose(logits_V, effective - self.schedule.hold), max(self.tried, effective)
-            whole = window.complete and (effective == window.width or horizon > window.arrived)
-            waits = (config.end_means_wait or window.slides) and token == config.framing.end
             ended = window.complete and effective == window.arrived
             free = horizon < most and effective == horizon and not ended  # to be held
+            lost = context.stalled(effective - self.schedule.hold)
+            tap = AttentionTap(chosen_heads(context.model, None, ())) if horizon < most or window.slides else None
+            if tap is not None and free and not lost:
+                tap.unless = self._looks_ahead
+            logits_V = yield RowRequest(context.next_ids(), effective, is_step=True, tap=tap)
+            self.tried = max(self.tried, effective)
+            if tap is not None and tap.needless():
+                self._hold(horizon, most, num_rows)
+                continue
+            token = context.choose(logits_V, effective - self.schedule.hold)
+            whole = window.complete and (effective == window.width or horizon > window.arrived)
+            waits = (config.end_means_wait or window.slides) and token == config.framing.end
             seen = tap.most_attended() if tap is not None and window.slides else 0
             again = not waits and context.rewinds(token, tap)
             if ended and again:
                 token, waits, again = config.framing.end, True, False  # what follows was written before
-            if (waits or again) and not ended and context.stalled(effective - self.schedule.hold):
+            if (waits or again) and not ended and lost:
                 context.rows.cache.num_rows = num_rows
                 window.begin_anew()
                 return None
-            if free and (waits or again or self._looks_ahead(tap)):
-                context.rows.cache.num_rows, self._held = num_rows, arrivals.next_try(horizon, most)
-                context.rows.cost.withdrawn += 1
+            if free and (waits or again or (lost and self._looks_ahead(tap))):
+                self._hold(horizon, most, num_rows)
             elif not waits and (context.at_edge(seen) or (again and horizon >= context.full)):
                 context.rows.cache.num_rows, self._resume = num_rows, window.width + 1
                 context.rows.cost.withdrawn += 1
@@ -187,6 +193,11 @@ class ScheduleWriter:
                 return Choice(token, horizon, effective, seen)
             else:
                 self._put_off(place, horizon, effective, num_rows)
+
+    def _hold(self, horizon: int, most: int, num_rows: int) -> None:
+        """Withdraw the row; the step is tried again at the end of the next block."""
+        self.context.rows.cache.num_rows, self._held = num_rows, self.context.input.next_try(horizon, most)
+        self.context.rows.cost.withdrawn += 1
 
     def _looks_ahead(self, tap: AttentionTap | None) -> bool:
         """Whether the most attended source token is among the newest that a hold waits behind."""

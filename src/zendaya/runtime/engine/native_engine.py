@@ -29,7 +29,7 @@ from zendaya.nn.decoder import AttentionTap, Decoder, Taps
 from zendaya.runtime.options import Precision
 
 LIBRARY = "zendaya.runtime.engine._native"
-ABI = 5
+ABI = 6
 """Version of the library's interface; as in engine.h."""
 READ_TOKENS = 256
 """Source tokens per call of the library, which bounds its memory; any chunking gives the same bits."""
@@ -111,7 +111,8 @@ def _library() -> ctypes.CDLL | str:
         ("zd_stream_keep_source", number, [pointer, number]),
         ("zd_stream_reset", number, [pointer]),
         ("zd_read", number, [pointer, number, pointer, pointer, pointer]),
-        ("zd_rows", number, [pointer, number, pointer, pointer, pointer, pointer, pointer, pointer]),
+        ("zd_rows", number, [pointer, number, pointer, pointer, pointer, pointer, pointer, pointer, pointer]),
+        ("zd_logits", number, [pointer, number, pointer, pointer]),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -307,6 +308,8 @@ class NativeEngine:
         size = (self.config.layers, self.config.heads)
         tapped = [(n, tap, np.zeros((*size, max(0, horizons[n])), np.float32)) for n, tap in enumerate(taps) if tap is not None]
         logits_SV = self._logits_buffer(len(streams))
+        choosy = any(tap.unless for _, tap, _ in tapped)
+        last_SD = np.empty((len(streams), self.config.dim), np.float32) if choosy else None
         handles = _pointers(streams)
         try:
             counts, flat, reads = _numbers([len(rows) for rows in ids]), _numbers([i for rows in ids for i in rows]), _numbers(horizons)
@@ -317,14 +320,28 @@ class NativeEngine:
             addresses[n] = _address(weights_LHF)
         result = self._library.zd_rows(
             self._model, len(streams), _address(handles), _address(counts), _address(flat), _address(reads), _address(logits_SV),
-            _address(addresses) if tapped else None,
+            _address(addresses) if tapped else None, None if last_SD is None else _address(last_SD),
         )  # fmt: skip
         if result not in (OK, NO_MEMORY, INTERNAL):
             self._refuse(result, streams, ids, horizons)
         _check(self._library, result)
         for _, tap, weights_LHF in tapped:
             tap.weights_F = [torch.from_numpy(weights_LHF[layer, head]) for layer, head in sorted(tap.heads, key=lambda place: place[0])]
+        if last_SD is not None:
+            self._finish(logits_SV, last_SD, {n for n, tap, _ in tapped if tap.needless()})
         return torch.from_numpy(logits_SV)
+
+    def _finish(self, logits_SV: npt.NDArray[np.float32], last_SD: npt.NDArray[np.float32], needless: set[int]) -> None:
+        """The logits of the last rows but those not needed, which get zeros, or NaN if the row is not finite."""
+        wanted = [n for n in range(len(last_SD)) if n not in needless]
+        for n in needless:
+            logits_SV[n] = 0.0 if np.isfinite(last_SD[n]).all() else np.nan
+        if wanted:
+            to_WV = logits_SV if not needless else np.empty((len(wanted), logits_SV.shape[1]), np.float32)
+            rows_WD = last_SD if not needless else last_SD[wanted]
+            _check(self._library, self._library.zd_logits(self._model, len(wanted), _address(rows_WD), _address(to_WV)))
+            if needless:
+                logits_SV[wanted] = to_WV
 
     def _logits_buffer(self, rows: int) -> npt.NDArray[np.float32]:
         """Memory for logits (S, V): that of an earlier call if its logits are gone, because fresh pages cost more than the logits."""

@@ -14,7 +14,7 @@ typedef struct {
     zd_stream *const *streams;
     const int32_t *counts, *ids, *horizons;
     const float *source;
-    float *logits, *const *attention_weights;
+    float *logits, *last, *const *attention_weights;
     const int32_t *first; /* the first row of each stream; then 0, 1, … and 1, 1, …: `first` and `counts` of one row per stream */
     float *x, *y;         /* the rows, and the output of the next block: a late thread may still read the rows before */
     zd_worker worker;     /* each thread has its own copy of the batch */
@@ -231,6 +231,13 @@ static const zd_norm *run_layer(batch *b, const scratch *d, const zd_layer *l, i
     return &l->norm;
 }
 
+/* The logits of the first row of each stream. */
+static void compute_logits(batch *b) {
+    const zd_model *m = b->m;
+    zd_gemm_in in = gemm_input(b, &m->final_norm, b->x, m->dim, m->shape.dim, 0, b->count);
+    gemm(b, &m->embeddings, &in, &(zd_gemm_out){.epilogue = ZD_STORE, .to = b->logits, .stride = m->shape.vocab_size});
+}
+
 static void run_rows(void *argument, zd_worker worker) {
     batch mine = *(batch *)argument, *b = &mine;
     zd_model *m = b->m;
@@ -249,8 +256,20 @@ static void run_rows(void *argument, zd_worker worker) {
     const zd_norm *before = NULL;
     for (int i = 0; i < m->shape.layers; i++) before = run_layer(b, &d, &m->layers[i], i, 0, before);
     /* The last layer kept only the last row of each stream. */
-    zd_gemm_in in = gemm_input(b, &m->final_norm, b->x, m->dim, dim, 0, b->count);
-    gemm(b, &m->embeddings, &in, &(zd_gemm_out){.epilogue = ZD_STORE, .to = b->logits, .stride = m->shape.vocab_size});
+    if (b->last) {
+        ZD_TASKS(&b->worker, at, b->count) memcpy(row_at(b->last, at, dim), row_at(b->x, at, m->dim), dim * sizeof(float));
+        return;
+    }
+    compute_logits(b);
+}
+
+static void run_logits(void *argument, zd_worker worker) {
+    batch mine = *(batch *)argument, *b = &mine;
+    const int dim = b->m->shape.dim;
+    b->worker = worker;
+    ZD_TASKS(&b->worker, at, b->count) memcpy(row_at(b->x, at, b->m->dim), row_at(b->last, at, dim), dim * sizeof(float));
+    zd_pool_barrier(&b->worker);
+    compute_logits(b);
 }
 
 /* Projects source tokens to the model's width and adds positions. Unreadable tokens become zeros. */
@@ -392,8 +411,8 @@ int zd_read(zd_model *m, int count, zd_stream *const *streams, const int32_t *co
 
 int zd_rows(
     zd_model *m, int count, zd_stream *const *streams, const int32_t *counts, const int32_t *ids, const int32_t *horizons, float *logits,
-    float *const *attention_weights) {
-    if (!ids || !horizons || !logits) return ZD_BAD_ARGUMENT;
+    float *const *attention_weights, float *last) {
+    if (!ids || !horizons || (!logits && !last)) return ZD_BAD_ARGUMENT;
     batch b = {
         .m = m,
         .count = count,
@@ -402,6 +421,18 @@ int zd_rows(
         .ids = ids,
         .horizons = horizons,
         .logits = logits,
+        .last = last,
         .attention_weights = attention_weights};
     return run_call(&b, 0);
+}
+
+int zd_logits(zd_model *m, int count, const float *last, float *logits) {
+    if (!m || !last || !logits || count < 1 || count > ZD_MAX_CALL_ROWS) return ZD_BAD_ARGUMENT;
+    pthread_mutex_lock(&m->lock);
+    const int threads = zd_pool_threads(m->pool);
+    int error = zd_model_reserve(m, count > threads ? count : threads) ? ZD_OK : ZD_NO_MEMORY;
+    batch b = {.m = m, .count = count, .rows = count, .last = (float *)last, .logits = logits, .x = m->x, .y = m->y};
+    if (!error && zd_pool_run(m->pool, run_logits, &b)) error = ZD_INTERNAL;
+    pthread_mutex_unlock(&m->lock);
+    return error;
 }

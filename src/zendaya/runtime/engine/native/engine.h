@@ -1,8 +1,8 @@
 /* The native decoder. A model holds packed weights and threads; a stream holds the KV caches of one text and its source.
 
    Two calls do the work. `zd_read` projects source tokens, each once, into the cross-attention's keys and values. `zd_rows` writes text
-   rows of many streams at once, each stream at its own row and horizon, and returns the logits of each stream's last row. The results
-   of a stream never depend on the other streams in the call.
+   rows of many streams at once, each stream at its own row and horizon, and returns the logits of each stream's last row, or the last
+   rows themselves, for which `zd_logits` computes logits. The results of a stream never depend on the other streams in the call.
 
    Threads
    - All functions may be called from any thread, and at the same time, with the exceptions below.
@@ -30,7 +30,7 @@
 #define ZD_EXPORT __attribute__((visibility("default")))
 
 /* Version of this interface. native_engine.py has the same number, and does not use a library with another one. */
-enum { ZD_ABI = 5 };
+enum { ZD_ABI = 6 };
 
 enum {
     ZD_OK = 0,
@@ -114,10 +114,13 @@ ZD_EXPORT int zd_stream_keep_source(zd_stream *s, int count);
 ZD_EXPORT int zd_read(zd_model *m, int count, zd_stream *const *streams, const int32_t *counts, const float *source);
 
 /* Writes counts[i] rows of text to stream i, which read the first horizons[i] source tokens. `ids` is [sum of counts], `logits` is
-   [count][vocab_size]. `attention_weights` is NULL, or one pointer per stream, NULL or to [layers][heads][horizon]: the cross-attention of its
-   last row. */
+   [count][vocab_size]. `attention_weights` is NULL, or one pointer per stream, NULL or to [layers][heads][horizon]: the cross-attention of
+   its last row. With `last`, [count][dim], it gets the last rows of the last layer, and `logits` is not used. */
 ZD_EXPORT int zd_rows(
     zd_model *m, int count, zd_stream *const *streams, const int32_t *counts, const int32_t *ids, const int32_t *horizons, float *logits,
-    float *const *attention_weights);
+    float *const *attention_weights, float *last);
+
+/* The logits [count][vocab_size] of rows [count][dim] that `zd_rows` gave as `last`: the bits that it would have given. */
+ZD_EXPORT int zd_logits(zd_model *m, int count, const float *last, float *logits);
 
 #endif
