@@ -109,7 +109,7 @@ class _LowStep(Session):
 
     def _slide(self, before, item):
         super()._slide(before, item)
-        self._window.overlap = Overlap(self._window.overlap.tokens, 0)
+        self._window.overlap = Overlap(tokens=self._window.overlap.tokens)
         self._writer.floor = 0
 
 
