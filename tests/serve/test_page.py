@@ -289,7 +289,7 @@ def test_a_word_shows_what_it_was_allowed_to_read(cut):
     def tells(word):
         told = detail.inner_text()
         assert told.startswith(f"“{word['text']}”")
-        assert f"up to {word['read_s']:.2f} s of the source: horizon {word['horizon']} of 500" in told
+        assert f"up to {word['read_s']:.2f} s of the source: horizon {word['horizon']} of 1400" in told
         assert f"arrived at {word['arrival_s']:.2f} s" in told
         assert f"written at {word['emission_s']:.2f} s, {word['policy_lag_s'] + word['compute_lag_s']:.1f} s after" in told
 
