@@ -22,6 +22,7 @@ import webvtt
 from servers import serving, wait_for
 
 from zendaya.records import Event
+from zendaya.runtime.frontier import read_frontier
 from zendaya.runtime.subtitles import SubtitleFile, Subtitles
 from zendaya.serve.client import Client
 from zendaya.serve.intake import load_served
@@ -95,7 +96,8 @@ class Proxy:
 
 @pytest.fixture(scope="module")
 def served():
-    return load_served("tiny.en-dial")
+    """The shipped model; the tests of seconds give it a frontier."""
+    return dataclasses.replace(load_served("tiny.en-dial"), frontier=None)
 
 
 @pytest.fixture(scope="module")
@@ -768,6 +770,19 @@ def test_seconds_are_the_dial_where_they_were_measured(browser, served, frontier
         wait_for(lambda: str(session.stream.work.pipeline.session.schedule) == "gamma=1.5")
         here.press("Stop")
         here.finished()
+        here.leave()
+
+
+@needs_chromium
+def test_the_shipped_model_has_seconds(browser, served):
+    with serving(dataclasses.replace(served, frontier=read_frontier("tiny.en-dial"))) as running:
+        here = Visit(browser, f"http://{running.host}").go()
+        assert here.page.get_by_role("slider", name="Faster ↔ More accurate").is_visible()
+        promise = re.compile(r"About \d\.\d\ss\sbehind.*measured on LibriSpeech test-clean")
+        playwright_api.expect(here.page.locator(".seconds-promise")).to_have_text(promise)
+        here.press("Sample")
+        here.finished()
+        assert len(here.words.all_inner_texts()) >= 8
         here.leave()
 
 
