@@ -251,7 +251,7 @@ class Hesitant(Model):
         session = super().open(schedule, **options)
         step, choose, read = session.rows.step, session._context.rules.choose, []
         session.rows.step = lambda ids, horizon, tap=None: (read.append(horizon), step(ids, horizon, tap))[1]
-        session._context.rules.choose = lambda logits_V, text: (
+        session._context.rules.choose = lambda logits_V, text, **_: (
             self.config.framing.end if read[-1] < 2 * len(text) + 5 else choose(logits_V, text)
         )
         return session

@@ -232,6 +232,6 @@ def test_an_unended_window_leaves_no_history_under_loop_rules():
     for loop_tokens, forgets in ((0, False), (8, True)):
         model = Model(dataclasses.replace(MODEL.config, loop_tokens=loop_tokens), TOKENIZER).eval()
         session = model.open(Full(), max_steps=5)
-        session._context.rules.choose = lambda logits_V, text: 101 + len(text)  # never ends
+        session._context.rules.choose = lambda logits_V, text, **_: 101 + len(text)  # never ends
         list(session.push(stream(25)))
         assert (session.place[0], session._context.previous is None) == (1, forgets)

@@ -169,10 +169,12 @@ def test_windows_at_pauses_go_with_the_gate(speech):
 
 @pytest.mark.slow
 def test_the_guard_holds_back_what_the_gate_lets_through(shipped, monkeypatch):
-    """The gate is open for everything: the model itself does not begin a text from noise."""
+    """The gate is open for everything: the model itself does not begin a text from noise, and after 1.5 s writes a word at most."""
     monkeypatch.setattr(VoiceDetector, "_probability", lambda *_: 1.0)
     for name in ("pink noise", "music", "hum at 50 Hz"):
-        assert text(run(shipped(), SOUNDS[name]())) == ""
+        sound = SOUNDS[name]()
+        assert text(run(shipped(), sound[: RATE * 14 // 10])) == ""
+        assert len(text(run(shipped(), sound)).split()) <= 1
 
 
 # Of the parts.
